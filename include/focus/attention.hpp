@@ -1,0 +1,128 @@
+// Dense and windowed attention, with sinks.
+#pragma once
+
+#include <algorithm>
+
+#include "focus/attention_arguments.hpp"
+#include "focus/config.hpp"
+#include "focus/kernel/query_tile.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// How scores are made: what the packed queries are multiplied by, so that scores come in units of
+/// log2, or, where they are capped, as the argument of tanh.
+template <class A>
+A query_factor(const resolved_score<A>& score) noexcept {
+  return score.softcap > 0 ? score.scale / score.softcap : score.scale * log2_e<A>;
+}
+
+/// A loop over heads and tiles of query rows, last rows first: they see the most keys, and the
+/// largest task should not come last. body(head, first row, rows, worker).
+template <class A, class Exec, class F>
+void for_each_query_tile(index_t heads, index_t n_q, Exec& exec, F&& body) {
+  constexpr index_t tile_rows = tile_sizes<A>::tile_rows;
+  const index_t tiles = ceil_div(n_q, tile_rows);
+  exec.parallel_for(heads * tiles, [&](index_t task, index_t worker) {
+    const index_t first = (tiles - 1 - task / heads) * tile_rows;
+    body(task % heads, first, (std::min)(tile_rows, n_q - first), worker);
+  });
+}
+
+/// The pass over keys in token order: local pairs and sinks, which with an unlimited window is
+/// dense attention.
+template <class A>
+void attend_local(query_tile<A>& tile, const packed_keys<A>& keys, const resolved_pattern& pattern,
+                  index_t first_row, A softcap) {
+  bool apart = false;
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    const key_range local = pattern.local(first_row + r);
+    const index_t sink_end = pattern.sink_end(first_row + r);
+    apart |= !local.empty() && sink_end > 0 && sink_end < local.begin;
+    // Where sinks and window meet they are one range.
+    const bool meet = local.empty() || sink_end >= local.begin;
+    tile.limit(r) =
+        meet ? slot_range{sink_end > 0 ? 0 : local.begin, (std::max)(sink_end, local.end)}
+             : slot_range{local.begin, local.end};
+  }
+  tile.attend(keys, softcap);
+  if (!apart) return;
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    const key_range local = pattern.local(first_row + r);
+    const index_t sink_end = pattern.sink_end(first_row + r);
+    tile.limit(r) =
+        local.empty() || sink_end >= local.begin ? slot_range{} : slot_range{0, sink_end};
+  }
+  tile.attend(keys, softcap);
+}
+
+/// attention() after its checks.
+template <class Arguments, class A, class Exec>
+void run_attention(const Arguments& args, const resolved_pattern& pattern,
+                   const resolved_score<A>& score, Exec& exec) {
+  const attention_shape& s = args.shape;
+  scratch_plan plan;
+  const key_packer<A> packer(plan, s.kv_heads, s.n_k, s.head_dim, s.value_dim);
+  const query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const scratch_memory memory(exec, plan);
+
+  packer.pack(
+      memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
+  for_each_query_tile<A>(s.heads, s.n_q, exec,
+                         [&](index_t head, index_t first, index_t rows, index_t worker) {
+                           query_tile<A> tile(memory, layout, worker);
+                           tile.begin(rows, query_factor(score),
+                                      [&](index_t r) { return args.q.row(head, first + r); });
+                           attend_local(tile, packer.head(memory, head / s.group_size()), pattern,
+                                        first, score.softcap);
+                           write_rows(args, tile, head, [first](index_t r) { return first + r; });
+                         });
+}
+
+}  // namespace detail
+
+/// Softmax attention over all keys that `pattern` makes visible: dense (the default, causal),
+/// windowed, with sinks.
+///
+///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j),   j local to i or a
+///   sink
+///
+/// @param q    [heads, n_q, head_dim], any strides but the last
+/// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
+/// @param v    [kv_heads, n_k, value_dim]
+/// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
+/// argument; slices of one
+///             fused buffer may interleave.
+/// @param pattern  which pairs are visible; with n_q != n_k the last query stands at the last key
+/// unless query_offset is
+///             given
+/// @param score    scale and softcap
+/// @param lse  [heads, n_q] or {}: log sum_j exp(s_ij), natural logarithm; -inf for a row that sees
+/// no key
+/// @param exec where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// Memory: packed copies of K and V, O(n_k d) a kv head. FlashAttention (arXiv 2205.14135), online
+/// softmax (1805.02867).
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
+          mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention(const Q& q, const K& k, const V& v, Out&& out,
+               const pattern_options& pattern = full_causal, const score_options& score = {},
+               Lse&& lse = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention";
+  const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
+  detail::validate(pattern, name);
+  detail::validate(score, name);
+  using A = typename decltype(args)::accumulator;
+  const detail::attention_shape& s = args.shape;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+
+  detail::run_attention(args, resolved, scoring, exec);
+}
+
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,91 @@
+// The arguments that every attention function takes, and what is checked of them before anything is
+// written.
+#pragma once
+
+#include <concepts>
+#include <string>
+
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/overlap.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// The extents of one attention call.
+struct attention_shape {
+  index_t heads = 0, kv_heads = 0;
+  index_t n_q = 0, n_k = 0;
+  index_t head_dim = 0, value_dim = 0;
+
+  /// Query head h reads kv head h / group_size().
+  [[nodiscard]] constexpr index_t group_size() const noexcept {
+    return kv_heads > 0 ? heads / kv_heads : 1;
+  }
+};
+
+/// Views of Q, K, V, out and lse after their checks, as the kernels take them.
+template <scalar TQ, scalar TK, scalar TV, scalar TOut, std::floating_point TLse>
+struct attention_arguments {
+  using accumulator = accumulator_t<TQ>;
+  static_assert(std::same_as<accumulator, accumulator_t<TK>> &&
+                    std::same_as<accumulator, accumulator_t<TV>> &&
+                    std::same_as<accumulator, accumulator_t<TOut>>,
+                "focus: q, k, v and out must all be double, or all be types whose sums are float.");
+
+  tensor_view<const TQ, 3> q;
+  tensor_view<const TK, 3> k;
+  tensor_view<const TV, 3> v;
+  tensor_view<TOut, 3> out;
+  matrix_view<TLse> lse;  // empty: not wanted
+  attention_shape shape;
+
+  [[nodiscard]] constexpr bool wants_lse() const noexcept { return lse.data() != nullptr; }
+};
+
+/// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
+template <class Q, class K, class V, class Out, class Lse>
+auto check_attention_arguments(const char* function, Q&& q_in, K&& k_in, V&& v_in, Out&& out_in,
+                               Lse&& lse_in) {
+  const auto q = as_const_view(q_in);
+  const auto k = as_const_view(k_in);
+  const auto v = as_const_view(v_in);
+  const auto out = as_view(out_in);
+  const auto lse = as_view(lse_in);
+
+  attention_shape s;
+  s.heads = q.extent(0), s.n_q = q.extent(1), s.head_dim = q.extent(2);
+  s.kv_heads = k.extent(0), s.n_k = k.extent(1), s.value_dim = v.extent(2);
+  require_shape(k, {s.kv_heads, s.n_k, s.head_dim}, function, "k");
+  require_shape(v, {s.kv_heads, s.n_k, s.value_dim}, function, "v");
+  if (s.kv_heads == 0 ? s.heads != 0 : s.heads % s.kv_heads != 0)
+    fail_argument(
+        function, "q",
+        "a number of heads that is a multiple of kv_heads = " + std::to_string(s.kv_heads),
+        s.heads);
+  require_shape(out, {s.heads, s.n_q, s.value_dim}, function, "out");
+  require_data(q, function, "q");
+  require_data(k, function, "k");
+  require_data(v, function, "v");
+  require_data(out, function, "out");
+  require_distinct_elements(out, "out", function);
+  require_disjoint(out, "out", q, "q", function);
+  require_disjoint(out, "out", k, "k", function);
+  require_disjoint(out, "out", v, "v", function);
+  if (lse.data() != nullptr || !lse.empty()) {
+    require_shape(lse, {s.heads, s.n_q}, function, "lse");
+    require_data(lse, function, "lse");
+    require_distinct_elements(lse, "lse", function);
+    require_disjoint(lse, "lse", q, "q", function);
+    require_disjoint(lse, "lse", k, "k", function);
+    require_disjoint(lse, "lse", v, "v", function);
+    require_disjoint(lse, "lse", out, "out", function);
+  }
+  return attention_arguments<element_of<Q>, element_of<K>, element_of<V>, element_of<Out>,
+                             element_of<Lse>>{q, k, v, out, lse, s};
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

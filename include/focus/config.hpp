@@ -1,0 +1,73 @@
+// Version, instruction set and configuration of the library.
+//
+// Configuration macros, all optional, to be defined before the first include (or on the command
+// line), alike in all translation units of a program:
+//   FOCUS_FORCE_GENERIC   use plain C++ even where the compiler offers a vector instruction set.
+//   FOCUS_PANIC(text)     called with a null-terminated text instead of a throw when exceptions are
+//   off; must not return.
+#pragma once
+
+#define FOCUS_VERSION_MAJOR 0
+#define FOCUS_VERSION_MINOR 1
+#define FOCUS_VERSION_PATCH 0
+
+// One macro per feature, each tested by itself: -mavx2 implies neither FMA nor F16C.
+#if defined(__AVX2__) && !defined(FOCUS_FORCE_GENERIC)
+#define FOCUS_HAS_AVX2 1
+#else
+#define FOCUS_HAS_AVX2 0
+#endif
+#if defined(__FMA__) && !defined(FOCUS_FORCE_GENERIC)
+#define FOCUS_HAS_FMA 1
+#else
+#define FOCUS_HAS_FMA 0
+#endif
+#if defined(__F16C__) && !defined(FOCUS_FORCE_GENERIC)
+#define FOCUS_HAS_F16C 1
+#else
+#define FOCUS_HAS_F16C 0
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
+    defined(__AVX512VL__) && !defined(FOCUS_FORCE_GENERIC)
+#define FOCUS_HAS_AVX512 1
+#else
+#define FOCUS_HAS_AVX512 0
+#endif
+#if defined(__FAST_MATH__)
+#define FOCUS_HAS_FAST_MATH 1
+#else
+#define FOCUS_HAS_FAST_MATH 0
+#endif
+#if defined(__cpp_exceptions)
+#define FOCUS_HAS_EXCEPTIONS 1
+#else
+#define FOCUS_HAS_EXCEPTIONS 0
+#endif
+
+// Everything with a body lives in an inline namespace named after the version and the features
+// above, so that two translation units with different -m flags in one program never share a
+// function.
+#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, fast, exc) \
+  v##a##_##b##_##c##_##x2##fma##f16##x5##_##fast##exc
+#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, fast, exc) \
+  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, fast, exc)
+#define FOCUS_ABI                                                                                  \
+  FOCUS_ABI_EXPAND_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH, FOCUS_HAS_AVX2, \
+                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_FAST_MATH,          \
+                    FOCUS_HAS_EXCEPTIONS)
+
+// A template that is not inlined into the loop over a tile costs more than the loop: these say what
+// must be.
+#if defined(__GNUC__) || defined(__clang__)
+#define FOCUS_ALWAYS_INLINE inline __attribute__((always_inline))
+#define FOCUS_LAMBDA_INLINE __attribute__((always_inline))
+#define FOCUS_NOINLINE __attribute__((noinline))
+#elif defined(_MSC_VER)
+#define FOCUS_ALWAYS_INLINE __forceinline
+#define FOCUS_LAMBDA_INLINE
+#define FOCUS_NOINLINE __declspec(noinline)
+#else
+#define FOCUS_ALWAYS_INLINE inline
+#define FOCUS_LAMBDA_INLINE
+#define FOCUS_NOINLINE
+#endif

@@ -1,0 +1,200 @@
+// Copies of Q, K and V in the order in which the tile products read them, widened to the type of
+// the sums.
+//
+//   strip        query rows side by side: [depth][rows], whose elements a tile product broadcasts
+//   key panel    `panel` keys side by side (K^T): [depth][panel], which it loads as vectors
+//   value panel  `panel` columns of V: [slots][panel], likewise
+//
+// A slot is a place in a packed order of keys: token order for local pairs, cell order for distant
+// ones. Slots that pad a run of keys to a whole panel hold zeros.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "focus/config.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// to[t * Columns + c] = factor * row_of(c)[t] for t < depth, c < Columns; a null row gives zeros.
+/// Whole vectors are stored, so up to lanes - 1 elements behind the last one are overwritten: `to`
+/// needs that slack.
+template <int Columns, class A, class RowOf>
+void pack_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
+  constexpr int lanes = vec<A>::width;
+  constexpr int blocks = (Columns + lanes - 1) / lanes;
+  using row_pointer = decltype(row_of(0));
+  using T = std::remove_const_t<std::remove_pointer_t<row_pointer>>;
+  row_pointer rows[static_cast<std::size_t>(blocks * lanes)] = {};
+  for (int c = 0; c < Columns; ++c) rows[c] = row_of(c);
+
+  const vec<A> scale = vec<A>::broadcast(factor);
+  for (index_t t = 0; t < depth; t += lanes) {
+    const index_t count = (std::min<index_t>)(lanes, depth - t);
+    vec<A> block[static_cast<std::size_t>(blocks)][static_cast<std::size_t>(lanes)];
+    static_for<blocks>([&](auto b) {
+      for (int l = 0; l < lanes; ++l) {
+        const row_pointer row = rows[b * lanes + l];
+        vec<A>& to_row = block[b][l];
+        if (row == nullptr)
+          to_row = vec<A>::zero();
+        else if (count == lanes)
+          to_row = load_widened<T, A>(row + t) * scale;
+        else
+          to_row = load_widened_partial<T, A>(row + t, count) * scale;
+      }
+      transpose(block[b]);
+    });
+    // In rising order of t and c: what one vector writes beyond its columns, the next one corrects.
+    for (index_t l = 0; l < count; ++l)
+      for (int b = 0; b < blocks; ++b) block[b][l].store(to + (t + l) * Columns + b * lanes);
+  }
+}
+
+/// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip
+/// of a tile is filled up to one of a few sizes with rows that see nothing.
+template <class A, class F>
+FOCUS_ALWAYS_INLINE void with_strip_rows(index_t rows, F&& f) {
+  constexpr int full = tile_sizes<A>::strip_rows, half = full / 2 + 1;
+  if (rows > half)
+    f(std::integral_constant<int, full>{});
+  else if (rows > 2)
+    f(std::integral_constant<int, half>{});
+  else if (rows == 2)
+    f(std::integral_constant<int, 2>{});
+  else
+    f(std::integral_constant<int, 1>{});
+}
+
+/// Packs `rows` query rows, times `factor`, into strips one behind the other. `to` has room for
+/// whole strips and a vector.
+template <class A, class RowOf>
+void pack_strips(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
+  using row_pointer = decltype(row_of(rows));
+  constexpr int strip_rows = tile_sizes<A>::strip_rows;
+  for (index_t first = 0; first < rows; first += strip_rows)
+    with_strip_rows<A>(rows - first, [&](auto strip) {
+      pack_columns<strip()>(
+          [&](int c) -> row_pointer { return first + c < rows ? row_of(first + c) : nullptr; },
+          depth, factor, to + first * depth);
+    });
+}
+
+/// The packed K and V of one kv head.
+template <class A>
+struct packed_keys {
+  static constexpr int panel = tile_sizes<A>::panel;
+
+  const A* keys = nullptr;    // [slots / panel][head_dim][panel]
+  const A* values = nullptr;  // [value_panels][slots][panel]
+  /// For each key panel: some value in it is NaN or infinite, so that even a weight of 0 may not
+  /// touch it.
+  const std::uint8_t* nonfinite_values = nullptr;  // [slots / panel]
+  index_t slots = 0;
+  index_t head_dim = 0, value_dim = 0;
+
+  [[nodiscard]] index_t value_panels() const noexcept { return ceil_div(value_dim, panel); }
+  [[nodiscard]] const A* key_panel(index_t slot) const noexcept { return keys + slot * head_dim; }
+  [[nodiscard]] const A* value_panel(index_t p, index_t slot) const noexcept {
+    return values + (p * slots + slot) * panel;
+  }
+};
+
+/// Packs the keys of all kv heads: where in the scratch memory they lie, and the loop that fills
+/// it.
+template <class A>
+class key_packer {
+  static constexpr int panel = tile_sizes<A>::panel;
+  static constexpr int lanes = vec<A>::width;
+  /// Panels in a task: enough work to be worth handing out, few enough to share a short sequence
+  /// among threads.
+  static constexpr index_t task_panels = 8;
+
+ public:
+  /// Plans room for `slots` (rounded up to whole panels) of each of kv_heads heads.
+  key_packer(scratch_plan& plan, index_t kv_heads, index_t slots, index_t head_dim,
+             index_t value_dim)
+      : kv_heads_(kv_heads),
+        slots_(round_up(slots, panel)),
+        head_dim_(head_dim),
+        value_dim_(value_dim) {
+    keys_at_ = plan.add<A>(kv_heads_ * slots_ * head_dim_ + lanes);
+    values_at_ = plan.add<A>(kv_heads_ * ceil_div(value_dim_, panel) * panel * slots_);
+    nonfinite_at_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
+  }
+
+  [[nodiscard]] packed_keys<A> head(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return {keys(memory, kv_head),
+            values(memory, kv_head),
+            nonfinite(memory, kv_head),
+            slots_,
+            head_dim_,
+            value_dim_};
+  }
+
+  /// token_of(slot): the token to be packed at that slot, or -1 for none.
+  template <class TK, class TV, class TokenOf, class Exec>
+  void pack(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
+            const tensor_view<const TV, 3>& v, TokenOf&& token_of, Exec& exec) const {
+    const index_t panels = slots_ / panel, tasks_a_head = ceil_div(panels, task_panels);
+    exec.parallel_for(kv_heads_ * tasks_a_head, [&](index_t task, index_t) {
+      const index_t kv_head = task / tasks_a_head;
+      const index_t first = task % tasks_a_head * task_panels;
+      const index_t last = (std::min)(first + task_panels, panels);
+      for (index_t p = first; p < last; ++p) {
+        pack_columns<panel>(
+            [&](int c) -> const TK* {
+              const index_t token = token_of(p * panel + c);
+              return token < 0 ? nullptr : k.row(kv_head, token);
+            },
+            head_dim_, A{1}, keys(memory, kv_head) + p * panel * head_dim_);
+        bool nonfinite_value = false;
+        for (index_t slot = p * panel; slot < (p + 1) * panel; ++slot) {
+          const index_t token = token_of(slot);
+          nonfinite_value |= pack_value(token < 0 ? nullptr : v.row(kv_head, token), slot,
+                                        values(memory, kv_head));
+        }
+        nonfinite(memory, kv_head)[p] = nonfinite_value;
+      }
+    });
+  }
+
+ private:
+  A* keys(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return memory.at<A>(keys_at_) + kv_head * slots_ * head_dim_;
+  }
+  A* values(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return memory.at<A>(values_at_) + kv_head * ceil_div(value_dim_, panel) * panel * slots_;
+  }
+  std::uint8_t* nonfinite(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return memory.at<std::uint8_t>(nonfinite_at_) + kv_head * (slots_ / panel);
+  }
+
+  /// Spreads one row of V over the value panels; true when an element is NaN or infinite.
+  template <class TV>
+  bool pack_value(const TV* row, index_t slot, A* values) const {
+    vec<A> poison = vec<A>::zero();  // 0 * x is NaN just for NaN and infinite x
+    for (index_t column = 0; column < ceil_div(value_dim_, panel) * panel; column += lanes) {
+      const index_t count = row == nullptr ? 0 : value_dim_ - column;
+      const vec<A> x = count >= lanes ? load_widened(row + column)
+                       : count > 0    ? load_widened_partial(row + column, count)
+                                      : vec<A>::zero();
+      poison = fma(x, vec<A>::zero(), poison);
+      x.store(values + (column / panel * slots_ + slot) * panel + column % panel);
+    }
+    return is_nan(reduce_add(poison));
+  }
+
+  index_t kv_heads_, slots_, head_dim_, value_dim_;
+  std::size_t keys_at_ = 0, values_at_ = 0, nonfinite_at_ = 0;
+};
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

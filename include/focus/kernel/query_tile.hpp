@@ -1,0 +1,190 @@
+// A tile of query rows: the unit of work of a thread. It packs its queries, walks runs of packed
+// keys block by block with all its strips, and hands out the finished rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "focus/config.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Scratch memory of the tiles of all workers.
+template <class A>
+class query_tile_layout {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  /// The last strip may be filled up with rows that do not exist.
+  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+
+ public:
+  query_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim)
+      : head_dim_(head_dim), value_dim_(value_dim), acc_stride_(round_up(value_dim, panel)) {
+    scratch_plan one;
+    queries_at_ = one.add<A>(padded_rows * head_dim_ + lanes);
+    acc_at_ = one.add<A>(padded_rows * acc_stride_);
+    top_at_ = one.add<A>(padded_rows);
+    sum_at_ = one.add<A>(padded_rows);
+    limits_at_ = one.add<slot_range>(padded_rows);
+    masks_at_ = one.add<group_mask>(padded_rows);
+    scores_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
+    stride_ = one.bytes();
+    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+  }
+
+ private:
+  template <class>
+  friend class query_tile;
+  index_t head_dim_, value_dim_, acc_stride_;
+  std::size_t queries_at_ = 0, acc_at_ = 0, top_at_ = 0, sum_at_ = 0, limits_at_ = 0, masks_at_ = 0,
+              scores_at_ = 0;
+  std::size_t stride_ = 0, base_ = 0;
+};
+
+/// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
+template <class A>
+class query_tile {
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+
+ public:
+  query_tile(const scratch_memory& memory, const query_tile_layout<A>& layout,
+             index_t worker) noexcept
+      : head_dim_(layout.head_dim_),
+        value_dim_(layout.value_dim_),
+        acc_stride_(layout.acc_stride_) {
+    const std::size_t at = layout.base_ + static_cast<std::size_t>(worker) * layout.stride_;
+    queries_ = memory.at<A>(at + layout.queries_at_);
+    acc_ = memory.at<A>(at + layout.acc_at_);
+    top_ = memory.at<A>(at + layout.top_at_);
+    sum_ = memory.at<A>(at + layout.sum_at_);
+    limits_ = memory.at<slot_range>(at + layout.limits_at_);
+    masks_ = memory.at<group_mask>(at + layout.masks_at_);
+    scores_ = memory.at<A>(at + layout.scores_at_);
+  }
+
+  [[nodiscard]] index_t rows() const noexcept { return rows_; }
+
+  /// Begins with `rows` rows that have seen nothing. row_of(r): the elements of query row r, packed
+  /// times `factor`.
+  template <class RowOf>
+  void begin(index_t rows, A factor, RowOf&& row_of) {
+    rows_ = rows;
+    pack_strips(rows, head_dim_, factor, row_of, queries_);
+    const index_t padded = rows + strip_rows;
+    fill(top_, top_ + padded, minus_infinity<A>());
+    fill(sum_, sum_ + padded, A{0});
+    fill(acc_, acc_ + padded * acc_stride_, A{0});
+    fill(limits_, limits_ + padded, slot_range{});
+    fill(masks_, masks_ + padded, group_mask{0});
+  }
+
+  /// The slots that row r sees in the next call of attend.
+  [[nodiscard]] slot_range& limit(index_t r) noexcept { return limits_[r]; }
+  /// The groups of row r, for pairs that are tested one by one.
+  [[nodiscard]] group_mask& mask(index_t r) noexcept { return masks_[r]; }
+
+  /// Adds the keys within the rows' limits to their running softmax. key_masks: the groups of each
+  /// slot's key when pairs are to be tested one by one, else null.
+  void attend(const packed_keys<A>& keys, A softcap, const group_mask* key_masks = nullptr) {
+    attend_strips(
+        keys, [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
+          attend_block<strip()>(
+              state, keys, block,
+              {softcap, key_masks != nullptr ? masks_ + first : nullptr, key_masks}, scores_);
+        });
+  }
+
+  /// [strip_rows][score_stride], for the step of attend_strips.
+  [[nodiscard]] A* scores() noexcept { return scores_; }
+
+  /// Walks the slots within the rows' limits block by block: step(strip size, its state, its first
+  /// row, block).
+  template <class Step>
+  void attend_strips(const packed_keys<A>& keys, Step&& step) {
+    constexpr int panel = tile_sizes<A>::panel, block_keys = tile_sizes<A>::block_keys;
+    slot_range all{keys.slots, 0};
+    for (index_t r = 0; r < rows_; ++r) {
+      if (limits_[r].begin >= limits_[r].end) continue;
+      all.begin = (std::min)(all.begin, limits_[r].begin);
+      all.end = (std::max)(all.end, limits_[r].end);
+    }
+    for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys) {
+      const slot_range block{slot, (std::min)(slot + block_keys, all.end)};
+      for (index_t first = 0; first < rows_; first += strip_rows)
+        with_strip_rows<A>(rows_ - first,
+                           [&](auto strip) { step(strip, state_of(first), first, block); });
+    }
+  }
+
+  /// Output row r, acc / sum, into `out`; zeros when nothing was seen.
+  template <class T>
+  void finish_row(index_t r, T* out) const {
+    constexpr int lanes = tile_sizes<A>::lanes;
+    const A* acc = acc_ + r * acc_stride_;
+    const bool nothing_seen = sum_[r] == A{0};
+    const vec<A> factor = vec<A>::broadcast(nothing_seen ? A{0} : A{1} / sum_[r]);
+    for (index_t c = 0; c < value_dim_; c += lanes) {
+      // A value that came with a weight of 0 may have been infinite: zeros are written, not
+      // multiplied by.
+      const vec<A> x = nothing_seen ? vec<A>::zero() : vec<A>::load(acc + c) * factor;
+      store_narrowed(x, out + c, (std::min<index_t>)(lanes, value_dim_ - c));
+    }
+  }
+  /// Its logsumexp, natural logarithm; exactly -inf when nothing was seen.
+  [[nodiscard]] A logsumexp(index_t r) const {
+    if (sum_[r] == A{0}) return minus_infinity<A>();
+    // A row of NaN scores alone never raises its maximum, but its sum is NaN.
+    return is_nan(sum_[r]) ? sum_[r] : (top_[r] + std::log2(sum_[r])) * ln_2<A>;
+  }
+
+  /// Elements of a saved row: its maximum, its sum, and its padded accumulator.
+  [[nodiscard]] static index_t saved_size(index_t value_dim) noexcept {
+    return round_up(value_dim, tile_sizes<A>::panel) + tile_sizes<A>::lanes;
+  }
+  /// Puts the running softmax of row r aside, for another tile to go on from.
+  void save_row(index_t r, A* to) const noexcept {
+    copy(acc_ + r * acc_stride_, acc_ + (r + 1) * acc_stride_, to);
+    to[acc_stride_] = top_[r];
+    to[acc_stride_ + 1] = sum_[r];
+  }
+  void restore_row(index_t r, const A* from) noexcept {
+    copy(from, from + acc_stride_, acc_ + r * acc_stride_);
+    top_[r] = from[acc_stride_];
+    sum_[r] = from[acc_stride_ + 1];
+  }
+
+ private:
+  [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
+    return {queries_ + first * head_dim_, limits_ + first, top_ + first, sum_ + first,
+            acc_ + first * acc_stride_,   acc_stride_};
+  }
+
+  index_t head_dim_, value_dim_, acc_stride_;
+  index_t rows_ = 0;
+  A *queries_, *acc_, *top_, *sum_, *scores_;
+  slot_range* limits_;
+  group_mask* masks_;
+};
+
+/// Writes the finished rows of a tile: its row r is query row_of(r) of `head`.
+template <class Arguments, class A, class RowOf>
+void write_rows(const Arguments& args, const query_tile<A>& tile, index_t head, RowOf&& row_of) {
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    tile.finish_row(r, args.out.row(head, row_of(r)));
+    if (args.wants_lse()) {
+      using lse_type = typename decltype(args.lse)::value_type;
+      args.lse(head, row_of(r)) = static_cast<lse_type>(tile.logsumexp(r));
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,108 @@
+// The vector layer: the one type `vec<A>` (A float or double) over which all tile algorithms are
+// written, chosen at compile time. Besides load, store, broadcast and + - * / it offers
+//   fma(a, b, c)              a * b + c
+//   max(a, b), min(a, b)      b where either is NaN, so that a NaN in b survives
+//   zero_where_less(x, a, b)  x, with 0 where a < b
+//   round(x)                  to the nearest integer
+//   scale_by_power(x, n)      x * 2^n for integers n that keep x normal
+//   exponent(x), mantissa(x)  e and m with x = m * 2^e, 1 <= |m| < 2, for normal x
+//   where_zero(x, a, b)       a where x is 0, else b
+//   reduce_add, reduce_max    over the lanes
+//   transpose(rows)           of `width` vectors
+//   load_widened(p)           `width` elements of any storage type
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "focus/config.hpp"
+#include "focus/kernel/simd_generic.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+#if FOCUS_HAS_AVX512
+#include "focus/kernel/simd_avx512.hpp"
+#elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
+#include "focus/kernel/simd_avx2.hpp"
+#endif
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+#if FOCUS_HAS_AVX512
+template <class A>
+using vec = avx512_vector<A>;
+#elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
+template <class A>
+using vec = avx2_vector<A>;
+#else
+template <class A>
+using vec = generic_vector<A>;
+#endif
+
+/// Calls f(std::integral_constant<int, 0>) ... f(std::integral_constant<int, N - 1>): a loop that
+/// is unrolled for certain, so that arrays indexed by it live in registers.
+template <int N, class F>
+FOCUS_ALWAYS_INLINE constexpr void static_for(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }
+  (std::make_integer_sequence<int, N>{});
+}
+
+/// std::fill and std::copy on plain data, in this namespace: the standard's would be shared between
+/// translation units compiled for different instruction sets, and the linker may keep the one that
+/// another processor cannot run.
+template <class T>
+FOCUS_ALWAYS_INLINE void fill(T* first, T* last, std::type_identity_t<T> value) noexcept {
+  for (; first < last; ++first) *first = value;
+}
+template <class T>
+FOCUS_ALWAYS_INLINE void copy(const T* first, const T* last, T* to) noexcept {
+  if (first != last) std::memcpy(to, first, static_cast<std::size_t>(last - first) * sizeof(T));
+}
+
+/// vec<A>::width elements of storage type T, widened. T is float, double, bfloat16, float16 or the
+/// user's own.
+template <class T, class A = accumulator_t<T>>
+FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
+  constexpr storage_format format = format_of<T>();
+  if constexpr (std::is_same_v<T, A>) {
+    return vec<A>::load(p);
+  } else if constexpr (format == storage_format::bfloat16 &&
+                       requires { load_bfloat16(p, static_cast<vec<A>*>(nullptr)); }) {
+    static_assert(sizeof(T) == 2, "focus: a storage type of format bfloat16 must be 2 bytes.");
+    return load_bfloat16(p, static_cast<vec<A>*>(nullptr));
+  } else if constexpr (format == storage_format::float16 &&
+                       requires { load_float16(p, static_cast<vec<A>*>(nullptr)); }) {
+    static_assert(sizeof(T) == 2, "focus: a storage type of format float16 must be 2 bytes.");
+    return load_float16(p, static_cast<vec<A>*>(nullptr));
+  } else {
+    A lane[static_cast<std::size_t>(vec<A>::width)];
+    for (int l = 0; l < vec<A>::width; ++l) lane[l] = widen(p[l]);
+    return vec<A>::load(lane);
+  }
+}
+
+/// The first `count` < vec<A>::width elements, zeros behind them; nothing beyond them is read.
+template <class T, class A = accumulator_t<T>>
+FOCUS_ALWAYS_INLINE vec<A> load_widened_partial(const T* p, index_t count) {
+  A lane[static_cast<std::size_t>(vec<A>::width)] = {};
+  for (index_t l = 0; l < count; ++l) lane[l] = widen(p[l]);
+  return vec<A>::load(lane);
+}
+
+/// The first `count` <= vec<A>::width elements of x, rounded to T; nothing behind them is written.
+template <class T, class A = accumulator_t<T>>
+FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {
+  constexpr int lanes = vec<A>::width;
+  if constexpr (std::is_same_v<T, A>)
+    if (count == lanes) return x.store(p);
+  A lane[static_cast<std::size_t>(lanes)];
+  x.store(lane);
+  for (index_t l = 0; l < count; ++l) p[l] = narrow<T>(lane[l]);
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,198 @@
+// The vector layer with AVX2 and FMA: 8 floats or 4 doubles.
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+#include "focus/config.hpp"
+#include "focus/scalar.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+template <class A>
+struct avx2_vector;
+
+template <>
+struct avx2_vector<float> {
+  static constexpr int width = 8;
+  __m256 v;
+
+  static avx2_vector zero() noexcept { return {_mm256_setzero_ps()}; }
+  static avx2_vector broadcast(float x) noexcept { return {_mm256_set1_ps(x)}; }
+  static avx2_vector load(const float* p) noexcept { return {_mm256_loadu_ps(p)}; }
+  void store(float* p) const noexcept { _mm256_storeu_ps(p, v); }
+  friend avx2_vector operator+(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_add_ps(a.v, b.v)};
+  }
+  friend avx2_vector operator-(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_sub_ps(a.v, b.v)};
+  }
+  friend avx2_vector operator*(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_mul_ps(a.v, b.v)};
+  }
+  friend avx2_vector operator/(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_div_ps(a.v, b.v)};
+  }
+};
+
+template <>
+struct avx2_vector<double> {
+  static constexpr int width = 4;
+  __m256d v;
+
+  static avx2_vector zero() noexcept { return {_mm256_setzero_pd()}; }
+  static avx2_vector broadcast(double x) noexcept { return {_mm256_set1_pd(x)}; }
+  static avx2_vector load(const double* p) noexcept { return {_mm256_loadu_pd(p)}; }
+  void store(double* p) const noexcept { _mm256_storeu_pd(p, v); }
+  friend avx2_vector operator+(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_add_pd(a.v, b.v)};
+  }
+  friend avx2_vector operator-(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_sub_pd(a.v, b.v)};
+  }
+  friend avx2_vector operator*(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_mul_pd(a.v, b.v)};
+  }
+  friend avx2_vector operator/(avx2_vector a, avx2_vector b) noexcept {
+    return {_mm256_div_pd(a.v, b.v)};
+  }
+};
+
+using avx2_float = avx2_vector<float>;
+using avx2_double = avx2_vector<double>;
+
+inline avx2_float fma(avx2_float a, avx2_float b, avx2_float c) noexcept {
+  return {_mm256_fmadd_ps(a.v, b.v, c.v)};
+}
+inline avx2_double fma(avx2_double a, avx2_double b, avx2_double c) noexcept {
+  return {_mm256_fmadd_pd(a.v, b.v, c.v)};
+}
+inline avx2_float max(avx2_float a, avx2_float b) noexcept {
+  return {_mm256_max_ps(a.v, b.v)};
+}
+inline avx2_double max(avx2_double a, avx2_double b) noexcept {
+  return {_mm256_max_pd(a.v, b.v)};
+}
+inline avx2_float min(avx2_float a, avx2_float b) noexcept {
+  return {_mm256_min_ps(a.v, b.v)};
+}
+inline avx2_double min(avx2_double a, avx2_double b) noexcept {
+  return {_mm256_min_pd(a.v, b.v)};
+}
+
+inline avx2_float zero_where_less(avx2_float x, avx2_float a, avx2_float b) noexcept {
+  return {_mm256_andnot_ps(_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ), x.v)};
+}
+inline avx2_double zero_where_less(avx2_double x, avx2_double a, avx2_double b) noexcept {
+  return {_mm256_andnot_pd(_mm256_cmp_pd(a.v, b.v, _CMP_LT_OQ), x.v)};
+}
+
+inline avx2_float round(avx2_float x) noexcept {
+  return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline avx2_double round(avx2_double x) noexcept {
+  return {_mm256_round_pd(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+// n goes straight into the exponent field; of a NaN the conversion leaves 0 there after the shift.
+inline avx2_float scale_by_power(avx2_float x, avx2_float n) noexcept {
+  const __m256i shifted = _mm256_slli_epi32(_mm256_cvtps_epi32(n.v), 23);
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.v), shifted))};
+}
+inline avx2_double scale_by_power(avx2_double x, avx2_double n) noexcept {
+  const __m256i shifted = _mm256_slli_epi64(_mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(n.v)), 52);
+  return {_mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(x.v), shifted))};
+}
+
+inline avx2_float exponent(avx2_float x) noexcept {
+  const __m256i field =
+      _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(x.v), 23), _mm256_set1_epi32(0xff));
+  return {_mm256_cvtepi32_ps(_mm256_sub_epi32(field, _mm256_set1_epi32(127)))};
+}
+inline avx2_double exponent(avx2_double x) noexcept {
+  // An integer below 2^52 under the exponent of 2^52 is that integer plus 2^52.
+  const __m256i field =
+      _mm256_and_si256(_mm256_srli_epi64(_mm256_castpd_si256(x.v), 52), _mm256_set1_epi64x(0x7ff));
+  const __m256d shifted =
+      _mm256_castsi256_pd(_mm256_or_si256(field, _mm256_set1_epi64x(0x4330000000000000)));
+  return {_mm256_sub_pd(shifted, _mm256_set1_pd(0x1p52 + 1023))};
+}
+inline avx2_float mantissa(avx2_float x) noexcept {
+  const __m256 kept =
+      _mm256_and_ps(x.v, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0x807fffff))));
+  return {_mm256_or_ps(kept, _mm256_set1_ps(1.0f))};
+}
+inline avx2_double mantissa(avx2_double x) noexcept {
+  const __m256d kept = _mm256_and_pd(
+      x.v, _mm256_castsi256_pd(_mm256_set1_epi64x(static_cast<long long>(0x800fffffffffffffu))));
+  return {_mm256_or_pd(kept, _mm256_set1_pd(1.0))};
+}
+inline avx2_float where_zero(avx2_float x, avx2_float a, avx2_float b) noexcept {
+  return {_mm256_blendv_ps(b.v, a.v, _mm256_cmp_ps(x.v, _mm256_setzero_ps(), _CMP_EQ_OQ))};
+}
+inline avx2_double where_zero(avx2_double x, avx2_double a, avx2_double b) noexcept {
+  return {_mm256_blendv_pd(b.v, a.v, _mm256_cmp_pd(x.v, _mm256_setzero_pd(), _CMP_EQ_OQ))};
+}
+
+inline float reduce_add(avx2_float x) noexcept {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+inline double reduce_add(avx2_double x) noexcept {
+  const __m128d s = _mm_add_pd(_mm256_castpd256_pd128(x.v), _mm256_extractf128_pd(x.v, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+}
+inline float reduce_max(avx2_float x) noexcept {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+inline double reduce_max(avx2_double x) noexcept {
+  const __m128d s = _mm_max_pd(_mm256_castpd256_pd128(x.v), _mm256_extractf128_pd(x.v, 1));
+  return _mm_cvtsd_f64(_mm_max_sd(s, _mm_unpackhi_pd(s, s)));
+}
+
+/// Square transposition of 8 vectors of 8 floats in place.
+inline void transpose(avx2_float (&r)[8]) noexcept {
+  __m256 pair[8], quad[8];
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(r[i].v, r[i + 1].v);
+    pair[i + 1] = _mm256_unpackhi_ps(r[i].v, r[i + 1].v);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    quad[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    quad[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
+    quad[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    quad[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i].v = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20);
+    r[i + 4].v = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31);
+  }
+}
+/// Square transposition of 4 vectors of 4 doubles in place.
+inline void transpose(avx2_double (&r)[4]) noexcept {
+  const __m256d a = _mm256_unpacklo_pd(r[0].v, r[1].v), b = _mm256_unpackhi_pd(r[0].v, r[1].v);
+  const __m256d c = _mm256_unpacklo_pd(r[2].v, r[3].v), d = _mm256_unpackhi_pd(r[2].v, r[3].v);
+  r[0].v = _mm256_permute2f128_pd(a, c, 0x20);
+  r[1].v = _mm256_permute2f128_pd(b, d, 0x20);
+  r[2].v = _mm256_permute2f128_pd(a, c, 0x31);
+  r[3].v = _mm256_permute2f128_pd(b, d, 0x31);
+}
+
+/// 8 bfloat16 patterns as floats.
+inline avx2_float load_bfloat16(const void* p, avx2_float*) noexcept {
+  const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+#if FOCUS_HAS_F16C
+/// 8 float16 patterns as floats.
+inline avx2_float load_float16(const void* p, avx2_float*) noexcept {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+#endif
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,204 @@
+// The vector layer with AVX-512 (F, BW, DQ, VL): 16 floats or 8 doubles.
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+#include "focus/config.hpp"
+#include "focus/scalar.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+template <class A>
+struct avx512_vector;
+
+template <>
+struct avx512_vector<float> {
+  static constexpr int width = 16;
+  __m512 v;
+
+  static avx512_vector zero() noexcept { return {_mm512_setzero_ps()}; }
+  static avx512_vector broadcast(float x) noexcept { return {_mm512_set1_ps(x)}; }
+  static avx512_vector load(const float* p) noexcept { return {_mm512_loadu_ps(p)}; }
+  void store(float* p) const noexcept { _mm512_storeu_ps(p, v); }
+  friend avx512_vector operator+(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_add_ps(a.v, b.v)};
+  }
+  friend avx512_vector operator-(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_sub_ps(a.v, b.v)};
+  }
+  friend avx512_vector operator*(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_mul_ps(a.v, b.v)};
+  }
+  friend avx512_vector operator/(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_div_ps(a.v, b.v)};
+  }
+};
+
+template <>
+struct avx512_vector<double> {
+  static constexpr int width = 8;
+  __m512d v;
+
+  static avx512_vector zero() noexcept { return {_mm512_setzero_pd()}; }
+  static avx512_vector broadcast(double x) noexcept { return {_mm512_set1_pd(x)}; }
+  static avx512_vector load(const double* p) noexcept { return {_mm512_loadu_pd(p)}; }
+  void store(double* p) const noexcept { _mm512_storeu_pd(p, v); }
+  friend avx512_vector operator+(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_add_pd(a.v, b.v)};
+  }
+  friend avx512_vector operator-(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_sub_pd(a.v, b.v)};
+  }
+  friend avx512_vector operator*(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_mul_pd(a.v, b.v)};
+  }
+  friend avx512_vector operator/(avx512_vector a, avx512_vector b) noexcept {
+    return {_mm512_div_pd(a.v, b.v)};
+  }
+};
+
+using avx512_float = avx512_vector<float>;
+using avx512_double = avx512_vector<double>;
+
+inline avx512_float fma(avx512_float a, avx512_float b, avx512_float c) noexcept {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+inline avx512_double fma(avx512_double a, avx512_double b, avx512_double c) noexcept {
+  return {_mm512_fmadd_pd(a.v, b.v, c.v)};
+}
+inline avx512_float max(avx512_float a, avx512_float b) noexcept {
+  return {_mm512_max_ps(a.v, b.v)};
+}
+inline avx512_double max(avx512_double a, avx512_double b) noexcept {
+  return {_mm512_max_pd(a.v, b.v)};
+}
+inline avx512_float min(avx512_float a, avx512_float b) noexcept {
+  return {_mm512_min_ps(a.v, b.v)};
+}
+inline avx512_double min(avx512_double a, avx512_double b) noexcept {
+  return {_mm512_min_pd(a.v, b.v)};
+}
+
+inline avx512_float zero_where_less(avx512_float x, avx512_float a, avx512_float b) noexcept {
+  return {_mm512_mask_mov_ps(x.v, _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), _mm512_setzero_ps())};
+}
+inline avx512_double zero_where_less(avx512_double x, avx512_double a, avx512_double b) noexcept {
+  return {_mm512_mask_mov_pd(x.v, _mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ), _mm512_setzero_pd())};
+}
+
+inline avx512_float round(avx512_float x) noexcept {
+  return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline avx512_double round(avx512_double x) noexcept {
+  return {_mm512_roundscale_pd(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+inline avx512_float scale_by_power(avx512_float x, avx512_float n) noexcept {
+  return {_mm512_scalef_ps(x.v, n.v)};
+}
+inline avx512_double scale_by_power(avx512_double x, avx512_double n) noexcept {
+  return {_mm512_scalef_pd(x.v, n.v)};
+}
+
+inline avx512_float exponent(avx512_float x) noexcept {
+  const __m512i field =
+      _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x.v), 23), _mm512_set1_epi32(0xff));
+  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(field, _mm512_set1_epi32(127)))};
+}
+inline avx512_double exponent(avx512_double x) noexcept {
+  // An integer below 2^52 under the exponent of 2^52 is that integer plus 2^52.
+  const __m512i field =
+      _mm512_and_si512(_mm512_srli_epi64(_mm512_castpd_si512(x.v), 52), _mm512_set1_epi64(0x7ff));
+  const __m512d shifted =
+      _mm512_castsi512_pd(_mm512_or_si512(field, _mm512_set1_epi64(0x4330000000000000)));
+  return {_mm512_sub_pd(shifted, _mm512_set1_pd(0x1p52 + 1023))};
+}
+inline avx512_float mantissa(avx512_float x) noexcept {
+  const __m512i kept =
+      _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(static_cast<int>(0x807fffff)));
+  return {_mm512_castsi512_ps(_mm512_or_si512(kept, _mm512_set1_epi32(0x3f800000)))};
+}
+inline avx512_double mantissa(avx512_double x) noexcept {
+  const __m512i kept = _mm512_and_si512(
+      _mm512_castpd_si512(x.v), _mm512_set1_epi64(static_cast<long long>(0x800fffffffffffffu)));
+  return {_mm512_castsi512_pd(_mm512_or_si512(kept, _mm512_set1_epi64(0x3ff0000000000000)))};
+}
+inline avx512_float where_zero(avx512_float x, avx512_float a, avx512_float b) noexcept {
+  return {_mm512_mask_mov_ps(b.v, _mm512_cmp_ps_mask(x.v, _mm512_setzero_ps(), _CMP_EQ_OQ), a.v)};
+}
+inline avx512_double where_zero(avx512_double x, avx512_double a, avx512_double b) noexcept {
+  return {_mm512_mask_mov_pd(b.v, _mm512_cmp_pd_mask(x.v, _mm512_setzero_pd(), _CMP_EQ_OQ), a.v)};
+}
+
+inline float reduce_add(avx512_float x) noexcept {
+  return _mm512_reduce_add_ps(x.v);
+}
+inline double reduce_add(avx512_double x) noexcept {
+  return _mm512_reduce_add_pd(x.v);
+}
+inline float reduce_max(avx512_float x) noexcept {
+  return _mm512_reduce_max_ps(x.v);
+}
+inline double reduce_max(avx512_double x) noexcept {
+  return _mm512_reduce_max_pd(x.v);
+}
+
+/// Square transposition of 16 vectors of 16 floats in place.
+inline void transpose(avx512_float (&r)[16]) noexcept {
+  __m512 pair[16], quad[16];
+  for (int i = 0; i < 16; i += 2) {
+    pair[i] = _mm512_unpacklo_ps(r[i].v, r[i + 1].v);
+    pair[i + 1] = _mm512_unpackhi_ps(r[i].v, r[i + 1].v);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    quad[i] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    quad[i + 1] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0xee);
+    quad[i + 2] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    quad[i + 3] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+  }
+  // quad[4 b + c] holds in its 128-bit lane l column 4 l + c of rows 4 b ... 4 b + 3.
+  for (int c = 0; c < 4; ++c) {
+    const __m512 low = _mm512_shuffle_f32x4(quad[c], quad[4 + c], 0x88);   // lanes 0, 2
+    const __m512 high = _mm512_shuffle_f32x4(quad[c], quad[4 + c], 0xdd);  // lanes 1, 3
+    const __m512 low2 = _mm512_shuffle_f32x4(quad[8 + c], quad[12 + c], 0x88);
+    const __m512 high2 = _mm512_shuffle_f32x4(quad[8 + c], quad[12 + c], 0xdd);
+    r[c].v = _mm512_shuffle_f32x4(low, low2, 0x88);
+    r[4 + c].v = _mm512_shuffle_f32x4(high, high2, 0x88);
+    r[8 + c].v = _mm512_shuffle_f32x4(low, low2, 0xdd);
+    r[12 + c].v = _mm512_shuffle_f32x4(high, high2, 0xdd);
+  }
+}
+/// Square transposition of 8 vectors of 8 doubles in place.
+inline void transpose(avx512_double (&r)[8]) noexcept {
+  __m512d pair[8];
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm512_unpacklo_pd(r[i].v, r[i + 1].v);
+    pair[i + 1] = _mm512_unpackhi_pd(r[i].v, r[i + 1].v);
+  }
+  // pair[2 b + c] holds in its 128-bit lane l column 2 l + c of rows 2 b and 2 b + 1.
+  for (int c = 0; c < 2; ++c) {
+    const __m512d low = _mm512_shuffle_f64x2(pair[c], pair[2 + c], 0x88);
+    const __m512d high = _mm512_shuffle_f64x2(pair[c], pair[2 + c], 0xdd);
+    const __m512d low2 = _mm512_shuffle_f64x2(pair[4 + c], pair[6 + c], 0x88);
+    const __m512d high2 = _mm512_shuffle_f64x2(pair[4 + c], pair[6 + c], 0xdd);
+    r[c].v = _mm512_shuffle_f64x2(low, low2, 0x88);
+    r[2 + c].v = _mm512_shuffle_f64x2(high, high2, 0x88);
+    r[4 + c].v = _mm512_shuffle_f64x2(low, low2, 0xdd);
+    r[6 + c].v = _mm512_shuffle_f64x2(high, high2, 0xdd);
+  }
+}
+
+/// 16 bfloat16 patterns as floats.
+inline avx512_float load_bfloat16(const void* p, avx512_float*) noexcept {
+  const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+/// 16 float16 patterns as floats.
+inline avx512_float load_float16(const void* p, avx512_float*) noexcept {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,280 @@
+// The tile algorithm: online softmax (arXiv 1805.02867, 2205.14135) of a strip of query rows
+// against packed keys.
+//
+// A strip is as many query rows as a register block has. It takes up to block_keys keys at a time:
+// scores S = Q K^T into a buffer that stays in L1, running maximum and weights P = 2^(S - max) in
+// place, then acc += P V. Scores are in units of log2: the factor scale * log2(e) is folded into
+// the packed queries.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "focus/config.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Half-open range of slots.
+struct slot_range {
+  index_t begin = 0, end = 0;
+};
+
+/// sum[r][v] += a(r, t) * b(t, v) over t < depth: the inner product of all kernels. a(r, t) is one
+/// element at a[r * RowStep + t * DepthStep]; b(t, .) is the row of a panel.
+template <int Rows, int Vectors, int RowStep, int DepthStep, class A>
+FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
+                                  vec<A> (&sum)[Rows][Vectors]) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t t = 0; t < depth; ++t, a += DepthStep, b += panel) {
+    vec<A> column[Vectors];
+    static_for<Vectors>([&](auto v)
+                            FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(b + v * lanes); });
+    static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+      const vec<A> element = vec<A>::broadcast(a[r * RowStep]);
+      static_for<Vectors>(
+          [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v] = fma(element, column[v], sum[r][v]); });
+    });
+  }
+}
+
+/// scores[r][0, panel) = query row r . key, for one key panel; only the first Vectors vectors of
+/// it.
+template <int Rows, int Vectors, class A>
+FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows * Vectors>(
+      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
+  multiply<Rows, Vectors, 1, Rows>(query, key_panel, depth, sum);
+  static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+    sum[i / Vectors][i % Vectors].store(scores + i / Vectors * stride + i % Vectors * lanes);
+  });
+}
+
+/// acc[r] = rescale[r] * acc[r] + sum over t of weights[r][t] * values[t], for one value panel.
+template <int Rows, int Vectors, class A>
+FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t count,
+                                     const A* rescale, A* acc, index_t acc_stride) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+    const vec<A> factor = vec<A>::broadcast(rescale[r]);
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      sum[r][v] = vec<A>::load(acc + r * acc_stride + v * lanes) * factor;
+    });
+  });
+  multiply<Rows, Vectors, stride, 1>(weights, values, count, sum);
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>(
+        [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v].store(acc + r * acc_stride + v * lanes); });
+  });
+}
+
+/// The running softmax of the rows of a strip, and what they may see of the keys at hand.
+template <class A>
+struct strip_state {
+  const A* query;           // [head_dim][rows], scaled
+  const slot_range* limit;  // [rows]
+  A* top;                   // [rows] running maximum of the scores; -inf: nothing seen yet
+  A* sum;                   // [rows] running sum of 2^(score - top)
+  A* acc;                   // [rows][acc_stride] running sum of 2^(score - top) * value
+  index_t acc_stride;
+};
+
+/// The slots that some row of the strip sees, within `block`.
+template <int Rows>
+slot_range visible_slots(const slot_range* limit, slot_range block) noexcept {
+  slot_range all{block.end, block.begin};
+  for (int r = 0; r < Rows; ++r) {
+    if (limit[r].begin >= limit[r].end) continue;
+    all.begin = (std::min)(all.begin, limit[r].begin);
+    all.end = (std::max)(all.end, limit[r].end);
+  }
+  return {(std::max)(all.begin, block.begin), (std::min)(all.end, block.end)};
+}
+
+/// Scores of slots [base, end), base on a panel border, for all rows: scores[r][slot - base].
+template <int Rows, class A>
+void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end, A* scores) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t slot = base; slot < end; slot += panel, scores += panel) {
+    if (end - slot > lanes)
+      score_panel<Rows, 2>(query, keys.key_panel(slot), keys.head_dim, scores);
+    else
+      score_panel<Rows, 1>(query, keys.key_panel(slot), keys.head_dim, scores);
+  }
+}
+
+/// s = softcap * tanh(s / softcap), with 1 / softcap folded into the queries; gives units of log2.
+template <int Rows, class A>
+void cap_scores(A* scores, index_t count, A softcap) {
+  const vec<A> factor = vec<A>::broadcast(softcap * log2_e<A>);
+  for (int r = 0; r < Rows; ++r)
+    for (index_t j = 0; j < count; j += vec<A>::width) {
+      A* s = scores + r * tile_sizes<A>::score_stride + j;
+      (tanh<A>(vec<A>::load(s)) * factor).store(s);
+    }
+}
+
+/// Sets the scores of slots outside each row's limits to -inf, in slots [base, base + count). True
+/// when a slot that some row of the strip sees is hidden from another.
+template <int Rows, class A>
+bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_t count,
+                  A* scores) {
+  constexpr A hidden = minus_infinity<A>();
+  bool partial = false;
+  for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
+    const index_t begin = std::clamp(limit[r].begin, base, base + count);
+    const index_t end = std::clamp(limit[r].end, begin, base + count);
+    fill(scores, scores + (begin - base), hidden);
+    fill(scores + (end - base), scores + count, hidden);
+    partial |= begin > seen.begin || end < seen.end;
+  }
+  return partial;
+}
+
+/// Sets the scores of pairs without a group in common to -inf.
+template <int Rows, class A>
+void hide_strangers(const group_mask* query_masks, const group_mask* key_masks, index_t count,
+                    A* scores) {
+  constexpr A hidden = minus_infinity<A>();
+  for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
+    for (index_t j = 0; j < count; ++j)
+      scores[j] = (query_masks[r] & key_masks[j]) != 0 ? scores[j] : hidden;
+}
+
+/// Turns scores into weights 2^(s - top) in place, after raising top to their maximum; rescale[r]
+/// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
+/// and weights of 0. factors: [rows][score_stride] or null; each weight is multiplied by its
+/// factor.
+template <int Rows, class A>
+void exponentiate(const strip_state<A>& strip, A* scores, index_t count, A* rescale,
+                  const A* factors = nullptr) {
+  constexpr int lanes = vec<A>::width;
+  constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
+  A shift[padded_rows] = {}, drop[padded_rows] = {};
+  for (int r = 0; r < Rows; ++r) {
+    const A* row = scores + r * tile_sizes<A>::score_stride;
+    vec<A> highest = vec<A>::load(row);
+    for (index_t j = lanes; j < count; j += lanes) highest = max(highest, vec<A>::load(row + j));
+    const A block_top = reduce_max(highest);
+    const A top = block_top > strip.top[r] ? block_top : strip.top[r];
+    // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
+    shift[r] = is_minus_infinity(top) ? A{0} : top;
+    drop[r] = strip.top[r] - shift[r];
+    strip.top[r] = top;
+  }
+  for (int r = 0; r < padded_rows; r += lanes) exp2<A>(vec<A>::load(drop + r)).store(rescale + r);
+  for (int r = 0; r < Rows; ++r) {
+    A* row = scores + r * tile_sizes<A>::score_stride;
+    const A* factor = factors == nullptr ? nullptr : factors + r * tile_sizes<A>::score_stride;
+    const vec<A> offset = vec<A>::broadcast(shift[r]);
+    vec<A> total = vec<A>::zero();
+    for (index_t j = 0; j < count; j += lanes) {
+      vec<A> weight = exp2<A>(vec<A>::load(row + j) - offset);
+      if (factor != nullptr) weight = weight * vec<A>::load(factor + j);
+      weight.store(row + j);
+      total = total + weight;
+    }
+    strip.sum[r] = strip.sum[r] * rescale[r] + reduce_add(total);
+  }
+}
+
+/// acc = rescale * acc + weights * values over the slots of `seen`. weights: [rows][score_stride],
+/// of slot seen.begin on.
+template <int Rows, class A>
+void accumulate_values(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range seen,
+                       const A* weights, const A* rescale) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t p = 0; p < keys.value_panels(); ++p) {
+    const A* values = keys.value_panel(p, seen.begin);
+    A* acc = strip.acc + p * panel;
+    if (keys.value_dim - p * panel > lanes)
+      accumulate_panel<Rows, 2>(weights, values, seen.end - seen.begin, rescale, acc,
+                                strip.acc_stride);
+    else
+      accumulate_panel<Rows, 1>(weights, values, seen.end - seen.begin, rescale, acc,
+                                strip.acc_stride);
+  }
+}
+
+/// The same bits, without touching a value that a row may not see: 0 * NaN is not 0. For the rare
+/// block in which some value is NaN or infinite and some row does not see all keys.
+template <int Rows, class A, class Sees>
+FOCUS_NOINLINE void accumulate_seen_values(const strip_state<A>& strip, const packed_keys<A>& keys,
+                                           slot_range seen, const A* weights, const A* rescale,
+                                           Sees&& sees) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t column = 0; column < round_up(keys.value_dim, lanes); column += lanes)
+    for (int r = 0; r < Rows; ++r) {
+      A* acc = strip.acc + r * strip.acc_stride + column;
+      vec<A> sum = vec<A>::load(acc) * vec<A>::broadcast(rescale[r]);
+      for (index_t slot = seen.begin; slot < seen.end; ++slot) {
+        if (!sees(r, slot)) continue;
+        const A weight = weights[r * tile_sizes<A>::score_stride + slot - seen.begin];
+        const A* values = keys.value_panel(column / panel, slot) + column % panel;
+        sum = fma(vec<A>::broadcast(weight), vec<A>::load(values), sum);
+      }
+      sum.store(acc);
+    }
+}
+
+template <class A>
+bool has_nonfinite_values(const packed_keys<A>& keys, slot_range seen) noexcept {
+  constexpr int panel = tile_sizes<A>::panel;
+  const std::uint8_t* flags = keys.nonfinite_values;
+  return std::any_of(flags + seen.begin / panel, flags + ceil_div(seen.end, panel),
+                     [](std::uint8_t flag) { return flag != 0; });
+}
+
+/// What, besides the rows' limits, decides about pairs and their scores.
+template <class A>
+struct pair_rules {
+  A softcap = 0;                            // 0: none
+  const group_mask* query_masks = nullptr;  // [rows of the strip]; null: pairs are not tested
+  const group_mask* key_masks = nullptr;    // [slots]
+};
+
+/// One strip against the slots of `block` (begin on a panel border, at most block_keys of them):
+/// the online softmax step.
+template <int Rows, class A>
+void attend_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
+                  const pair_rules<A>& rules, A* scores) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  const slot_range seen = visible_slots<Rows>(strip.limit, block);
+  if (seen.begin >= seen.end) return;
+  const index_t base = seen.begin / panel * panel;
+  const index_t count = round_up(seen.end - base, lanes);
+
+  score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  if (rules.softcap > 0) cap_scores<Rows>(scores, count, rules.softcap);
+  bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores);
+  if (rules.query_masks != nullptr) {
+    hide_strangers<Rows>(rules.query_masks, rules.key_masks + base, seen.end - base, scores);
+    partial = true;
+  }
+  A rescale[tile_sizes<A>::strip_rows + lanes];
+  exponentiate<Rows>(strip, scores, count, rescale);
+
+  const A* weights = scores + (seen.begin - base);
+  if (!partial || !has_nonfinite_values(keys, seen)) {
+    accumulate_values<Rows>(strip, keys, seen, weights, rescale);
+  } else {
+    accumulate_seen_values<Rows>(strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
+      return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
+             (rules.query_masks == nullptr || (rules.query_masks[r] & rules.key_masks[slot]) != 0);
+    });
+  }
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,54 @@
+// Every tile size of the CPU kernels, with the register and cache arithmetic that gives it.
+#pragma once
+
+#include "focus/config.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Tile sizes for sums of type A on the instruction set in use.
+template <class A>
+struct tile_sizes {
+  /// Lanes of a vector.
+  static constexpr int lanes = vec<A>::width;
+  /// Vectors side by side in a register block.
+  static constexpr int vectors = 2;
+  /// Query rows in a register block (a strip). A block keeps rows x vectors sums, `vectors` of the
+  /// packed operand and one broadcast in registers:
+  ///   AVX-512  14 x 2 + 2 + 1 = 31 of 32
+  ///   AVX2      6 x 2 + 2 + 1 = 15 of 16
+  ///   generic   4 x 2 + 2 + 1 = 11 of 16 (two 16-byte vectors)
+#if FOCUS_HAS_AVX512
+  static constexpr int strip_rows = 14;
+#elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
+  static constexpr int strip_rows = 6;
+#else
+  static constexpr int strip_rows = 4;
+#endif
+  /// Keys (or value columns) in a packed panel.
+  static constexpr int panel = lanes * vectors;
+  /// Keys that a strip takes at a time. The strip's scores (strip_rows x block_keys: 6 KiB with
+  /// AVX2, 14 KiB with AVX-512) and one value panel (block_keys x panel x sizeof(A): 16 KiB, 32
+  /// KiB) share the L1 cache; the block's K and V (2 x block_keys x d x sizeof(A): 128 KiB at d =
+  /// 64) stay in L2 while all strips of a query tile pass over them.
+  static constexpr int block_keys = 1024 / static_cast<int>(sizeof(A));
+  /// Row stride of a strip's scores: one panel more, since a block may begin within a panel, and
+  /// odd multiples of a cache line keep the rows in different cache sets.
+  static constexpr int score_stride = block_keys + 2 * panel;
+  /// Query rows in a task: enough for a block of K and V, once in L2, to be used again and again;
+  /// few enough for the tile's own accumulators and packed queries (2 x tile_rows x d x sizeof(A):
+  /// 48 KiB at d = 64) to stay beside it.
+  static constexpr int tile_rows = 96 / strip_rows * strip_rows;
+};
+
+/// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
+inline constexpr index_t widest_panel = tile_sizes<float>::panel;
+static_assert(widest_panel % tile_sizes<double>::panel == 0);
+/// Query rows of a plan's tiles: what a tile of any type has room for.
+inline constexpr index_t plan_tile_rows = tile_sizes<double>::tile_rows;
+static_assert(plan_tile_rows == tile_sizes<float>::tile_rows);
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

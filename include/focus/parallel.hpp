@@ -1,0 +1,199 @@
+// Where parallel loops run, and where scratch memory comes from.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "focus/config.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+
+/// Where the parallel loops of a call run: `parallel_for(tasks, body)` calls body(task, worker)
+/// once for each task in [0, tasks), with worker in [0, concurrency()) and no two calls at a time
+/// with the same worker, and returns when all are done. Results never depend on which worker runs
+/// what. Tasks differ in size: hand them out one by one, in order.
+template <class E>
+concept executor = requires(E& e, index_t tasks, void (&body)(index_t, index_t)) {
+  { std::as_const(e).concurrency() } -> std::convertible_to<index_t>;
+  e.parallel_for(tasks, body);
+};
+
+/// Runs everything in the calling thread. The default.
+struct serial_executor {
+  [[nodiscard]] static constexpr index_t concurrency() noexcept { return 1; }
+  template <class F>
+  static constexpr void parallel_for(index_t tasks, F&& body) {
+    for (index_t task = 0; task < tasks; ++task) body(task, index_t{0});
+  }
+};
+
+#if defined(_OPENMP)
+/// Runs the loops on OpenMP's threads; there when the translation unit is compiled with OpenMP.
+/// An exception thrown in a body reaches the caller; the tasks not yet begun are then left out.
+class openmp_executor {
+ public:
+  /// threads: 0 is OpenMP's own choice (OMP_NUM_THREADS).
+  explicit openmp_executor(int threads = 0)
+      : threads_(threads > 0 ? threads : omp_get_max_threads()) {}
+
+  [[nodiscard]] index_t concurrency() const noexcept { return threads_; }
+
+  template <class F>
+  void parallel_for(index_t tasks, F&& body) const {
+    if (tasks <= 1 || threads_ == 1) return serial_executor::parallel_for(tasks, body);
+#if FOCUS_HAS_EXCEPTIONS
+    std::exception_ptr error;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_) shared(error)
+    for (index_t task = 0; task < tasks; ++task) {
+      bool failed = false;
+#pragma omp critical(focus_openmp_executor_error)
+      failed = error != nullptr;
+      if (failed) continue;
+      try {
+        body(task, static_cast<index_t>(omp_get_thread_num()));
+      } catch (...) {
+#pragma omp critical(focus_openmp_executor_error)
+        if (!error) error = std::current_exception();
+      }
+    }
+    if (error) std::rethrow_exception(error);
+#else
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
+    for (index_t task = 0; task < tasks; ++task)
+      body(task, static_cast<index_t>(omp_get_thread_num()));
+#endif
+  }
+
+ private:
+  int threads_;
+};
+#endif
+
+/// Scratch memory that outlives a call: it grows to the largest need seen and is then reused, so
+/// that further calls of the same shapes allocate nothing. One workspace serves one call at a time.
+class workspace {
+ public:
+  workspace() noexcept = default;
+
+  /// Bytes held.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+
+  /// At least `bytes` bytes, aligned to a cache line; earlier contents are lost when it grows.
+  /// Throws std::bad_alloc.
+  std::byte* reserve(std::size_t bytes) {
+    if (bytes > capacity_) {
+      memory_.reset();
+      capacity_ = 0;
+      memory_.reset(static_cast<std::byte*>(::operator new(bytes, alignment)));
+      capacity_ = bytes;
+    }
+    return memory_.get();
+  }
+
+  /// Gives the memory back.
+  void release() noexcept {
+    memory_.reset();
+    capacity_ = 0;
+  }
+
+ private:
+  static constexpr std::align_val_t alignment{64};
+  struct deleter {
+    void operator()(std::byte* p) const noexcept { ::operator delete(p, alignment); }
+  };
+  std::unique_ptr<std::byte, deleter> memory_;
+  std::size_t capacity_ = 0;
+};
+
+/// An executor that also lends a workspace; made by with_workspace.
+template <class E>
+class workspace_executor {
+ public:
+  constexpr workspace_executor(E exec, focus::workspace& scratch) noexcept
+      : exec_(static_cast<E&&>(exec)), scratch_(&scratch) {}
+  [[nodiscard]] constexpr index_t concurrency() const {
+    return static_cast<index_t>(std::as_const(exec_).concurrency());
+  }
+  template <class F>
+  constexpr void parallel_for(index_t tasks, F&& body) {
+    exec_.parallel_for(tasks, body);
+  }
+  [[nodiscard]] constexpr focus::workspace& workspace() const noexcept { return *scratch_; }
+
+ private:
+  E exec_;  // a reference for an lvalue, the executor itself for a temporary
+  focus::workspace* scratch_;
+};
+
+/// Lends `scratch` to each call made with the returned executor, which refers to both arguments (it
+/// keeps a temporary executor itself).
+template <class E>
+requires executor<std::remove_cvref_t<E>>
+constexpr workspace_executor<E> with_workspace(E&& exec, workspace& scratch) noexcept {
+  return {std::forward<E>(exec), scratch};
+}
+
+namespace detail {
+
+/// The scratch memory of one call: first each array is planned, then all are allocated at once,
+/// then handed out.
+class scratch_plan {
+ public:
+  /// Plans `count` elements on a cache line of their own; returns where they will be.
+  template <class T>
+  std::size_t add(index_t count) noexcept {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::size_t at = bytes_;
+    const std::size_t length = static_cast<std::size_t>(count) * sizeof(T);
+    bytes_ += (length + line - 1) / line * line;
+    return at;
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  static constexpr std::size_t line = 64;
+  std::size_t bytes_ = 0;
+};
+
+/// The memory itself: the executor's workspace where it lends one, else memory of the call's own.
+class scratch_memory {
+ public:
+  template <class E>
+  scratch_memory(E& exec, const scratch_plan& plan) {
+    if constexpr (requires {
+                    { exec.workspace() } -> std::same_as<workspace&>;
+                  })
+      base_ = exec.workspace().reserve(plan.bytes());
+    else
+      base_ = own_.reserve(plan.bytes());
+  }
+
+  template <class T>
+  [[nodiscard]] T* at(std::size_t offset) const noexcept {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+
+ private:
+  workspace own_;
+  std::byte* base_ = nullptr;
+};
+
+constexpr index_t ceil_div(index_t a, index_t b) noexcept {
+  return (a + b - 1) / b;
+}
+constexpr index_t round_up(index_t a, index_t b) noexcept {
+  return ceil_div(a, b) * b;
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,193 @@
+// Storage types: float, double, bfloat16, float16, and any type of the user's for which
+// scalar_traits is specialised.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "focus/config.hpp"
+
+namespace focus {
+
+/// bfloat16 as stored: the upper half of a float. Plain data; the same type under any compiler
+/// flags.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+  friend constexpr bool operator==(bfloat16, bfloat16) = default;
+};
+
+/// IEEE 754 binary16 as stored. Plain data; the same type under any compiler flags.
+struct float16 {
+  std::uint16_t bits = 0;
+  friend constexpr bool operator==(float16, float16) = default;
+};
+
+}  // namespace focus
+
+namespace focus::inline FOCUS_ABI {
+
+/// How a 16-bit or 32-bit pattern in memory is to be read, so that kernels can widen whole vectors
+/// at once.
+enum class storage_format { float32, float64, bfloat16, float16, other };
+
+/// What the library needs to know of a storage type. A specialisation for an engine's own type
+/// gives
+///   using accumulator = float;                 // the type in which sums are kept: float or double
+///   static accumulator to_accumulator(T);      // exact widening
+///   static T from_accumulator(accumulator);    // rounding
+///   static constexpr storage_format format;    // optional: bfloat16 or float16 when the type is
+///   just those bits, so
+///                                              // that the vectorised conversions apply
+template <class T>
+struct scalar_traits;
+
+template <>
+struct scalar_traits<float> {
+  using accumulator = float;
+  static constexpr storage_format format = storage_format::float32;
+  static constexpr float to_accumulator(float x) noexcept { return x; }
+  static constexpr float from_accumulator(float x) noexcept { return x; }
+};
+
+template <>
+struct scalar_traits<double> {
+  using accumulator = double;
+  static constexpr storage_format format = storage_format::float64;
+  static constexpr double to_accumulator(double x) noexcept { return x; }
+  static constexpr double from_accumulator(double x) noexcept { return x; }
+};
+
+namespace detail {
+
+/// Rounds to nearest, ties to even; NaN stays NaN (quiet).
+constexpr std::uint16_t float_to_bfloat16_bits(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+constexpr float bfloat16_bits_to_float(std::uint16_t bits) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// Rounds to nearest, ties to even; overflows to infinity; NaN stays NaN (quiet).
+constexpr std::uint16_t float_to_float16_bits(float x) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u)
+    return static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // >= 65520
+  if (magnitude < 0x38800000u) {               // below 2^-14: subnormal, in units of 2^-24
+    if (magnitude < 0x33000000u) return sign;  // below 2^-25
+    const std::uint32_t shift = 126u - (magnitude >> 23);
+    const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const std::uint32_t half = mantissa >> shift;
+    const std::uint32_t rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1);
+    return static_cast<std::uint16_t>(sign | (half + (rest > tie || (rest == tie && (half & 1u)))));
+  }
+  const std::uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<std::uint16_t>(sign | (rounded >> 13));
+}
+
+constexpr float float16_bits_to_float(std::uint16_t half) noexcept {
+  const std::uint32_t sign = (half & 0x8000u) << 16;
+  const std::uint32_t exponent = (half >> 10) & 0x1fu, mantissa = half & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+}  // namespace detail
+
+template <>
+struct scalar_traits<bfloat16> {
+  using accumulator = float;
+  static constexpr storage_format format = storage_format::bfloat16;
+  static constexpr float to_accumulator(bfloat16 x) noexcept {
+    return detail::bfloat16_bits_to_float(x.bits);
+  }
+  static constexpr bfloat16 from_accumulator(float x) noexcept {
+    return {detail::float_to_bfloat16_bits(x)};
+  }
+};
+
+template <>
+struct scalar_traits<float16> {
+  using accumulator = float;
+  static constexpr storage_format format = storage_format::float16;
+  static constexpr float to_accumulator(float16 x) noexcept {
+    return detail::float16_bits_to_float(x.bits);
+  }
+  static constexpr float16 from_accumulator(float x) noexcept {
+    return {detail::float_to_float16_bits(x)};
+  }
+};
+
+/// A storage type: one with a scalar_traits specialisation whose accumulator is float or double.
+template <class T>
+concept scalar = requires(T x, typename scalar_traits<T>::accumulator a) {
+  requires std::floating_point<typename scalar_traits<T>::accumulator>;
+  { scalar_traits<T>::to_accumulator(x) } -> std::same_as<typename scalar_traits<T>::accumulator>;
+  { scalar_traits<T>::from_accumulator(a) } -> std::same_as<T>;
+};
+
+/// The type in which sums of T are kept.
+template <class T>
+using accumulator_t = typename scalar_traits<std::remove_cv_t<T>>::accumulator;
+
+namespace detail {
+
+template <class T>
+constexpr storage_format format_of() noexcept {
+  if constexpr (requires { scalar_traits<T>::format; })
+    return scalar_traits<T>::format;
+  else
+    return storage_format::other;
+}
+
+template <class T>
+constexpr accumulator_t<T> widen(const T& x) noexcept(
+    noexcept(scalar_traits<T>::to_accumulator(x))) {
+  return scalar_traits<T>::to_accumulator(x);
+}
+
+template <class T>
+constexpr T narrow(accumulator_t<T> x) noexcept(noexcept(scalar_traits<T>::from_accumulator(x))) {
+  return scalar_traits<T>::from_accumulator(x);
+}
+
+/// NaN by its bits: holds under -ffast-math, where std::isnan is folded to false.
+constexpr bool is_nan(float x) noexcept {
+  return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) > 0x7f800000u;
+}
+constexpr bool is_nan(double x) noexcept {
+  return (std::bit_cast<std::uint64_t>(x) & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
+}
+
+/// -infinity as a bit pattern: under -ffast-math the compiler may fold the literal.
+template <std::floating_point A>
+constexpr A minus_infinity() noexcept {
+  if constexpr (sizeof(A) == 4)
+    return std::bit_cast<float>(0xff800000u);
+  else
+    return std::bit_cast<double>(std::uint64_t{0xfff0000000000000u});
+}
+
+template <std::floating_point A>
+constexpr bool is_minus_infinity(A x) noexcept {
+  if constexpr (sizeof(A) == 4)
+    return std::bit_cast<std::uint32_t>(x) == 0xff800000u;
+  else
+    return std::bit_cast<std::uint64_t>(x) == std::uint64_t{0xfff0000000000000u};
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,271 @@
+// Softly gated attention (Eq. 2): all pairs are computed, and their routing decides how much each
+// counts. For training.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "focus/attention.hpp"
+#include "focus/attention_arguments.hpp"
+#include "focus/config.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/query_tile.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+inline void validate(const gate_options& gate, const char* function) {
+  require(gate.kind == gate_kind::score || gate.kind == gate_kind::weight, function, "gate",
+          "gate_kind::score or gate_kind::weight", static_cast<int>(gate.kind));
+  require(gate.sharpness == gate.sharpness, function, "sharpness", "a number", gate.sharpness);
+}
+
+template <class Arguments, class GQ, class GK>
+void check_gate_arguments(const char* function, const Arguments& args,
+                          const matrix_view<const GQ>& query_assignment,
+                          const matrix_view<const GK>& key_assignment) {
+  using A = typename Arguments::accumulator;
+  static_assert((std::is_same_v<GQ, float> || std::is_same_v<GQ, A>)&&(std::is_same_v<GK, float> ||
+                                                                       std::is_same_v<GK, A>),
+                "focus: assignments must be float, or double when q, k and v are double.");
+  const index_t groups = key_assignment.extent(1);
+  require(groups >= 1 && groups <= max_groups, function, "key_assignment", "1 to 64 groups",
+          groups);
+  require_shape(query_assignment, {args.shape.n_q, groups}, function, "query_assignment");
+  require_shape(key_assignment, {args.shape.n_k, groups}, function, "key_assignment");
+  require_data(query_assignment, function, "query_assignment");
+  require_data(key_assignment, function, "key_assignment");
+  require_disjoint(args.out, "out", query_assignment, "query_assignment", function);
+  require_disjoint(args.out, "out", key_assignment, "key_assignment", function);
+  require_disjoint(args.lse, "lse", query_assignment, "query_assignment", function);
+  require_disjoint(args.lse, "lse", key_assignment, "key_assignment", function);
+}
+
+/// Scratch memory of the gates: the key assignments, packed once for all heads, and for each worker
+/// those of its tile's queries and the products g_i . g_j of a strip.
+template <class A>
+class gate_layout {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+
+ public:
+  gate_layout(scratch_plan& plan, index_t workers, index_t n_k, index_t groups)
+      : slots_(round_up(n_k, panel)), groups_(groups) {
+    keys_at_ = plan.add<A>(slots_ * groups_);
+    scratch_plan one;
+    queries_at_ = one.add<A>(padded_rows * groups_ + lanes);
+    products_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
+    stride_ = one.bytes();
+    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+  }
+
+  template <class G, class Exec>
+  void pack_keys(const scratch_memory& memory, const matrix_view<const G>& assignment,
+                 Exec& exec) const {
+    constexpr index_t task_panels = 64;
+    const index_t panels = slots_ / panel;
+    exec.parallel_for(ceil_div(panels, task_panels), [&](index_t task, index_t) {
+      const index_t last = (std::min)((task + 1) * task_panels, panels);
+      for (index_t p = task * task_panels; p < last; ++p)
+        pack_columns<panel>(
+            [&](int c) -> const G* {
+              const index_t j = p * panel + c;
+              return j < assignment.extent(0) ? assignment.row(j) : nullptr;
+            },
+            groups_, A{1}, memory.at<A>(keys_at_) + p * panel * groups_);
+    });
+  }
+  /// The key assignments in the form of packed keys, for score_slots.
+  [[nodiscard]] packed_keys<A> keys(const scratch_memory& memory) const noexcept {
+    return {memory.at<A>(keys_at_), nullptr, nullptr, slots_, groups_, 0};
+  }
+  [[nodiscard]] A* queries(const scratch_memory& memory, index_t worker) const noexcept {
+    return memory.at<A>(base_ + static_cast<std::size_t>(worker) * stride_ + queries_at_);
+  }
+  [[nodiscard]] A* products(const scratch_memory& memory, index_t worker) const noexcept {
+    return memory.at<A>(base_ + static_cast<std::size_t>(worker) * stride_ + products_at_);
+  }
+
+ private:
+  index_t slots_, groups_;
+  std::size_t keys_at_ = 0, queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
+};
+
+/// Sets the gates of a row's local and sink keys to 1, in slots [base, base + count).
+template <class A>
+void open_gates(const resolved_pattern& pattern, index_t row, index_t base, index_t count,
+                A* gates) noexcept {
+  const auto open = [&](key_range keys) {
+    const index_t begin = std::clamp(keys.begin, base, base + count);
+    const index_t end = std::clamp(keys.end, begin, base + count);
+    fill(gates + (begin - base), gates + (end - base), A{1});
+  };
+  open(pattern.local(row));
+  open({0, pattern.sink_end(row)});
+}
+
+/// sigmoid(sharpness * p), in place.
+template <class A>
+void sigmoid_gates(index_t count, A sharpness, A* gates) noexcept {
+  const vec<A> factor = vec<A>::broadcast(sharpness);
+  for (index_t j = 0; j < count; j += vec<A>::width)
+    sigmoid<A>(vec<A>::load(gates + j) * factor).store(gates + j);
+}
+
+template <class A>
+void multiply_scores(index_t count, const A* gates, A* scores) noexcept {
+  for (index_t j = 0; j < count; j += vec<A>::width)
+    (vec<A>::load(scores + j) * vec<A>::load(gates + j)).store(scores + j);
+}
+
+/// Splits p = m 2^e so that p 2^s = m 2^(s + e): s takes the exponent and gates keep the mantissa.
+/// The running maximum then bounds the gated weights, however small p is, at no cost of a
+/// logarithm. p = 0 hides the pair.
+template <class A>
+void split_gates(index_t count, A* gates, A* scores) noexcept {
+  const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+  // Subnormal products are lifted into the normal range first.
+  const vec<A> small = vec<A>::broadcast(sizeof(A) == 4 ? A(0x1p-62) : A(0x1p-900));
+  const vec<A> lift = vec<A>::broadcast(A(0x1p64) - 1), lift_exponent = vec<A>::broadcast(A{64});
+  for (index_t j = 0; j < count; j += vec<A>::width) {
+    const vec<A> p = vec<A>::load(gates + j);
+    const vec<A> lifted = fma(p, zero_where_less(lift, small, p), p);
+    const vec<A> e = exponent(lifted) - zero_where_less(lift_exponent, small, p);
+    where_zero(p, hidden, vec<A>::load(scores + j) + e).store(scores + j);
+    where_zero(p, p, mantissa(lifted)).store(gates + j);
+  }
+}
+
+/// One strip against one block, gated. `gates`: the strip's products g_i . g_j are made here.
+template <int Rows, class A>
+void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
+                        A softcap, const gate_options& gate, const A* query_gates,
+                        const packed_keys<A>& key_gates, const resolved_pattern& pattern,
+                        index_t first_row, A* scores, A* gates) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel,
+                stride = tile_sizes<A>::score_stride;
+  const slot_range seen = visible_slots<Rows>(strip.limit, block);
+  if (seen.begin >= seen.end) return;
+  const index_t base = seen.begin / panel * panel;
+  const index_t count = round_up(seen.end - base, lanes);
+  const bool by_weight = gate.kind == gate_kind::weight;
+
+  score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
+  score_slots<Rows>(query_gates, key_gates, base, seen.end, gates);
+  for (int r = 0; r < Rows; ++r) {
+    A* row_gates = gates + r * stride;
+    A* row_scores = scores + r * stride;
+    if (!by_weight) sigmoid_gates(count, static_cast<A>(gate.sharpness), row_gates);
+    open_gates(pattern, first_row + r, base, count, row_gates);
+    if (by_weight)
+      split_gates(count, row_gates, row_scores);
+    else
+      multiply_scores(count, row_gates, row_scores);
+  }
+  const bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores) || by_weight;
+  A rescale[tile_sizes<A>::strip_rows + lanes];
+  exponentiate<Rows>(strip, scores, count, rescale, by_weight ? gates : nullptr);
+
+  const A* weights = scores + (seen.begin - base);
+  if (!partial || !has_nonfinite_values(keys, seen)) {
+    accumulate_values<Rows>(strip, keys, seen, weights, rescale);
+  } else {
+    accumulate_seen_values<Rows>(strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
+      return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
+             (!by_weight || gates[r * stride + slot - base] != A{0});
+    });
+  }
+}
+
+}  // namespace detail
+
+/// Attention over all visible pairs, with the pairs that are neither local nor sinks gated by p_ij
+/// = g_i . g_j.
+///
+///   gate_kind::score (Eq. 2)   out_i = sum_j softmax_j(s_ij sigmoid(sharpness p_ij)) v_j
+///   gate_kind::weight          out_i = sum_j p_ij exp(s_ij) v_j / sum_j p_ij exp(s_ij)
+///
+/// Local and sink pairs are not gated: their score stands, and their p is 1. The `weight` gate is
+/// the expected hard mask: with one-hot assignments it computes what sparse_attention computes, and
+/// p_ij = 0 prunes exactly, NaN in that key included. As printed, the `score` gate halves the score
+/// of an unrelated pair (sigmoid(0) = 1/2) and prunes nothing.
+///
+/// @param q    [heads, n_q, head_dim], any strides but the last
+/// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
+/// @param v    [kv_heads, n_k, value_dim]
+/// @param query_assignment  g of the queries, [n_q, K], not negative, 1 <= K <= 64: float, or
+/// double with double q, k, v
+/// @param key_assignment    g of the keys, [n_k, K]; may be the same as query_assignment
+/// @param gate what is gated, and lambda
+/// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
+/// argument; slices of one
+///             fused buffer may interleave.
+/// @param pattern  which pairs are visible at all (causality) and which of them are local or sinks
+/// @param score    scale and softcap (capped before gating)
+/// @param lse  [heads, n_q] or {}: log of the sum of exp(gated score), or of p exp(s), natural
+/// logarithm; -inf for a row
+///             that sees no key
+/// @param exec where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// Memory: packed copies of K, V and the key assignments, O(n_k (d + K)); nothing of size n_q n_k.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> QueryAssignment,
+          tensor_like<2> KeyAssignment, mutable_tensor_like<3> Out,
+          mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void soft_gate_attention(const Q& q, const K& k, const V& v,
+                         const QueryAssignment& query_assignment,
+                         const KeyAssignment& key_assignment, const gate_options& gate, Out&& out,
+                         const pattern_options& pattern = {}, const score_options& score = {},
+                         Lse&& lse = {}, Exec&& exec = {}) {
+  constexpr const char* name = "soft_gate_attention";
+  const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
+  const auto g_q = detail::as_const_view(query_assignment);
+  const auto g_k = detail::as_const_view(key_assignment);
+  detail::check_gate_arguments(name, args, g_q, g_k);
+  detail::validate(gate, name);
+  detail::validate(pattern, name);
+  detail::validate(score, name);
+  using A = typename decltype(args)::accumulator;
+  const detail::attention_shape& s = args.shape;
+  const index_t groups = g_k.extent(1);
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+
+  detail::scratch_plan plan;
+  const detail::key_packer<A> packer(plan, s.kv_heads, s.n_k, s.head_dim, s.value_dim);
+  const detail::query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const detail::gate_layout<A> gates(plan, exec.concurrency(), s.n_k, groups);
+  const detail::scratch_memory memory(exec, plan);
+
+  packer.pack(
+      memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
+  gates.pack_keys(memory, g_k, exec);
+  detail::for_each_query_tile<A>(
+      s.heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
+        detail::query_tile<A> tile(memory, layout, worker);
+        tile.begin(rows, detail::query_factor(scoring),
+                   [&](index_t r) { return args.q.row(head, first + r); });
+        A* query_gates = gates.queries(memory, worker);
+        detail::pack_strips(
+            rows, groups, A{1}, [&](index_t r) { return g_q.row(first + r); }, query_gates);
+        for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, resolved.visible_end(first + r)};
+        const auto keys = packer.head(memory, head / s.group_size());
+        const auto key_gates = gates.keys(memory);
+        tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
+                                     index_t strip_first, detail::slot_range block) {
+          detail::attend_gated_block<strip()>(state, keys, block, scoring.softcap, gate,
+                                              query_gates + strip_first * groups, key_gates,
+                                              resolved, first + strip_first, tile.scores(),
+                                              gates.products(memory, worker));
+        });
+        detail::write_rows(args, tile, head, [first](index_t r) { return first + r; });
+      });
+}
+
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,146 @@
+// Hard Focus attention: exactly the pairs of a routing plan.
+#pragma once
+
+#include <algorithm>
+
+#include "focus/attention.hpp"
+#include "focus/attention_arguments.hpp"
+#include "focus/config.hpp"
+#include "focus/kernel/query_tile.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/routing_plan.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Sets the limits of a tile's rows to the keys of `cell` that are distant from each of them. Rows
+/// and keys both go up in position, so the limits are found by walking along, not by searching.
+template <class A, class Limit>
+void set_distant_limits(query_tile<A>& tile, const cell& keys, std::span<const index_t> slots,
+                        Limit&& limit) {
+  const auto first = slots.begin() + keys.begin, last = slots.begin() + keys.end;
+  auto at = std::lower_bound(first, last, limit(0));
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    while (at != last && *at < limit(r)) ++at;
+    tile.limit(r) = {keys.begin, static_cast<index_t>(at - slots.begin())};
+  }
+}
+
+/// The pass over cells: each tile of a query cell walks the key cells that meet it.
+template <class A>
+void attend_distant(query_tile<A>& tile, const packed_keys<A>& keys, const routing_plan& plan,
+                    const cell_tile& rows, const resolved_pattern& pattern, A softcap) {
+  const index_t* row = plan.query_order().data() + rows.begin;
+  const group_mask mask = plan.tile_mask(rows);
+  const group_mask* key_masks = plan.tests_pairs() ? plan.slot_masks().data() : nullptr;
+  if (key_masks != nullptr)
+    for (index_t r = 0; r < tile.rows(); ++r)
+      tile.mask(r) = plan.query_masks()[static_cast<std::size_t>(row[r])];
+
+  for (const cell& c : plan.key_cells()) {
+    if ((c.mask & mask) == 0) continue;
+    set_distant_limits(tile, c, plan.key_slots(),
+                       [&](index_t r) { return pattern.distant_before(row[r]); });
+    tile.attend(keys, softcap, key_masks);
+    if (pattern.causal) continue;
+    set_distant_limits(tile, c, plan.key_slots(),
+                       [&](index_t r) { return pattern.distant_after(row[r]); });
+    for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
+    tile.attend(keys, softcap, key_masks);
+  }
+}
+
+}  // namespace detail
+
+/// Softmax attention over exactly the pairs that `plan` allows (section 1, step 4 of the method):
+/// local pairs, sinks, and pairs with a group in common. Pruned pairs never enter the softmax.
+///
+///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j),   (i, j) allowed
+///
+/// @param q    [heads, n_q, head_dim], any strides but the last; n_q and n_k are those of the plan
+/// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
+/// @param v    [kv_heads, n_k, value_dim]
+/// @param plan from make_routing_plan; the same for all heads
+/// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
+/// argument; slices of one
+///             fused buffer may interleave.
+/// @param score  scale and softcap
+/// @param lse  [heads, n_q] or {}: log sum_j exp(s_ij), natural logarithm; -inf for a row that sees
+/// no key
+/// @param exec where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// Local pairs and sinks are a window pass in token order; distant pairs are walked by cells and go
+/// on from the running softmax of the first pass, so that nothing is computed twice and nothing has
+/// to be merged. Memory: two packed copies of K and V, and the running softmax of each query row:
+/// O((n_q + n_k) d) a head.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
+          mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& plan, Out&& out,
+                      const score_options& score = {}, Lse&& lse = {}, Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention";
+  const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
+  detail::validate(score, name);
+  const detail::attention_shape& s = args.shape;
+  if (plan.query_count() != s.n_q || plan.key_count() != s.n_k)
+    detail::fail_argument(
+        name, "plan", "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
+        "n_q = " + std::to_string(plan.query_count()) +
+            ", n_k = " + std::to_string(plan.key_count()));
+  using A = typename decltype(args)::accumulator;
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  pattern_options pattern = plan.pattern();
+  if (plan.complete()) pattern.window = unlimited_window;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  if (!plan.has_distant_pairs()) return detail::run_attention(args, resolved, scoring, exec);
+
+  const bool any_local = resolved.window >= 0 || resolved.sinks > 0;
+  const index_t saved_size = detail::query_tile<A>::saved_size(s.value_dim);
+  const auto slots = static_cast<index_t>(plan.key_slots().size());
+  detail::scratch_plan scratch;
+  const detail::key_packer<A> local_packer(scratch, s.kv_heads, any_local ? s.n_k : 0, s.head_dim,
+                                           s.value_dim);
+  const detail::key_packer<A> cell_packer(scratch, s.kv_heads, slots, s.head_dim, s.value_dim);
+  const detail::query_tile_layout<A> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
+  const std::size_t saved_at = scratch.add<A>(any_local ? s.heads * s.n_q * saved_size : 0);
+  const detail::scratch_memory memory(exec, scratch);
+  const auto saved_row = [&](index_t head, index_t i) {
+    return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
+  };
+  const A factor = detail::query_factor(scoring);
+
+  if (any_local) {
+    local_packer.pack(
+        memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
+    detail::for_each_query_tile<A>(
+        s.heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
+          detail::query_tile<A> tile(memory, layout, worker);
+          tile.begin(rows, factor, [&](index_t r) { return args.q.row(head, first + r); });
+          detail::attend_local(tile, local_packer.head(memory, head / s.group_size()), resolved,
+                               first, scoring.softcap);
+          for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
+        });
+  }
+
+  cell_packer.pack(
+      memory, args.k, args.v,
+      [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
+  exec.parallel_for(
+      static_cast<index_t>(plan.tiles().size()) * s.heads, [&](index_t task, index_t worker) {
+        const index_t head = task % s.heads;
+        const detail::cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / s.heads)];
+        const index_t* row = plan.query_order().data() + rows.begin;
+        detail::query_tile<A> tile(memory, layout, worker);
+        tile.begin(rows.rows, factor, [&](index_t r) { return args.q.row(head, row[r]); });
+        if (any_local)
+          for (index_t r = 0; r < rows.rows; ++r) tile.restore_row(r, saved_row(head, row[r]));
+        detail::attend_distant(tile, cell_packer.head(memory, head / s.group_size()), plan, rows,
+                               resolved, scoring.softcap);
+        detail::write_rows(args, tile, head, [row](index_t r) { return row[r]; });
+      });
+}
+
+}  // namespace focus::inline FOCUS_ABI
