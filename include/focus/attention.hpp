@@ -59,10 +59,11 @@ void attend_local(query_tile<A>& tile, const packed_keys<A>& keys, const resolve
   tile.attend(keys, softcap);
 }
 
-/// attention() after its checks.
-template <class Arguments, class A, class Exec>
-void run_attention(const Arguments& args, const resolved_pattern& pattern,
-                   const resolved_score<A>& score, Exec& exec) {
+/// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
+/// a tile over them.
+template <class Arguments, class A, class Exec, class Attend>
+void run_in_token_order(const Arguments& args, const resolved_score<A>& score, Exec& exec,
+                        Attend&& attend) {
   const attention_shape& s = args.shape;
   scratch_plan plan;
   const key_packer<A> packer(plan, s.kv_heads, s.n_k, s.head_dim, s.value_dim);
@@ -76,10 +77,18 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
                            query_tile<A> tile(memory, layout, worker);
                            tile.begin(rows, query_factor(score),
                                       [&](index_t r) { return args.q.row(head, first + r); });
-                           attend_local(tile, packer.head(memory, head / s.group_size()), pattern,
-                                        first, score.softcap);
+                           attend(tile, packer.head(memory, head / s.group_size()), first);
                            write_rows(args, tile, head, [first](index_t r) { return first + r; });
                          });
+}
+
+template <class Arguments, class A, class Exec>
+void run_attention(const Arguments& args, const resolved_pattern& pattern,
+                   const resolved_score<A>& score, Exec& exec) {
+  run_in_token_order(args, score, exec,
+                     [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
+                       attend_local(tile, keys, pattern, first, score.softcap);
+                     });
 }
 
 }  // namespace detail

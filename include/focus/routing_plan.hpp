@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -10,6 +12,7 @@
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/mask_table.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
@@ -29,51 +32,14 @@ struct cell_tile {
   index_t begin = 0, rows = 0;
 };
 
-/// Numbers the distinct masks of a sequence in the order in which they first appear.
-class mask_table {
- public:
-  void clear() {
-    if (slots_.size() == 0) slots_.resize(first_capacity);
-    detail::fill(slots_.begin(), slots_.end(), slot{});
-    masks_.clear();
-  }
-  /// The number of `mask`, a new one if it has not been seen.
-  index_t insert(group_mask mask) {
-    if (2 * (masks_.size() + 1) > slots_.size()) grow();
-    slot& s = find(mask);
-    if (s.number < 0) {
-      s = {mask, masks_.size()};
-      masks_.push_back(mask);
-    }
-    return s.number;
-  }
-  [[nodiscard]] index_t size() const noexcept { return masks_.size(); }
-  [[nodiscard]] group_mask mask(index_t number) const noexcept { return masks_[number]; }
-
- private:
-  static constexpr index_t first_capacity = 256;
-  struct slot {
-    group_mask mask = 0;
-    index_t number = -1;
-  };
-
-  slot& find(group_mask mask) noexcept {
-    // Fibonacci hashing; the table is a power of two and never more than half full.
-    const auto last = static_cast<std::uint64_t>(slots_.size() - 1);
-    std::uint64_t at = (mask * 0x9e3779b97f4a7c15u) >> 20;
-    while (slots_[static_cast<index_t>(at & last)].number >= 0 &&
-           slots_[static_cast<index_t>(at & last)].mask != mask)
-      ++at;
-    return slots_[static_cast<index_t>(at & last)];
-  }
-  void grow() {
-    slots_.resize(2 * slots_.size());
-    detail::fill(slots_.begin(), slots_.end(), slot{});
-    for (index_t i = 0; i < masks_.size(); ++i) find(masks_[i]) = {masks_[i], i};
-  }
-
-  buffer<slot> slots_;
-  buffer<group_mask> masks_;
+/// How the distant pairs of a plan are laid out.
+enum class plan_layout {
+  none,    ///< no pair is distant: the window pass is all
+  dense,   ///< every visible pair is allowed: the window pass with an unlimited window
+  cells,   ///< keys sorted by mask; a query cell walks the key cells that meet it
+  groups,  ///< a list of keys for each group; a query cell walks the lists of its groups, leaving
+           ///< out what it has met
+  tested   ///< keys in token order, each pair tested: cells and lists would cost more
 };
 
 }  // namespace detail
@@ -115,30 +81,26 @@ class routing_plan {
 
   // What the kernels read.
 
-  /// Every visible pair is allowed: the plan is dense attention.
-  [[nodiscard]] bool complete() const noexcept { return complete_; }
-  /// Some pair may be allowed that is neither local nor a sink.
-  [[nodiscard]] bool has_distant_pairs() const noexcept { return tiles_.size() > 0; }
-  /// Pairs of a query and a key cell must still be tested one by one: cells were too many and too
-  /// small to be worth it.
-  [[nodiscard]] bool tests_pairs() const noexcept { return tests_pairs_; }
+  [[nodiscard]] detail::plan_layout layout() const noexcept { return layout_; }
   /// Query rows sorted by cell.
   [[nodiscard]] std::span<const index_t> query_order() const noexcept {
     return query_order_.view();
   }
-  /// The tiles of query rows, each within a cell. All queries are in one.
+  /// The tiles of query rows, each within a cell. All queries are in one; none where the layout
+  /// needs no cells.
   [[nodiscard]] std::span<const detail::cell_tile> tiles() const noexcept { return tiles_.view(); }
   [[nodiscard]] group_mask tile_mask(const detail::cell_tile& tile) const noexcept {
     return query_cells_[tile.cell].mask;
   }
-  /// Keys sorted by cell, sinks and keys without a group left out; each cell begins a new panel,
-  /// and -1 fills up the last.
+  /// The keys that are walked, sinks and keys without a group left out; each cell or list begins a
+  /// new panel, and -1 fills up its last.
   [[nodiscard]] std::span<const index_t> key_slots() const noexcept { return key_slots_.view(); }
-  /// The mask of each slot's key, when pairs are tested.
+  /// The mask of each slot's key, where the layout is groups.
   [[nodiscard]] std::span<const group_mask> slot_masks() const noexcept {
     return slot_masks_.view();
   }
-  /// Cells of keys: [begin, end) are slots.
+  /// Cells of keys, or lists with the one bit of their group as mask, in rising order: [begin, end)
+  /// are slots.
   [[nodiscard]] std::span<const detail::cell> key_cells() const noexcept {
     return key_cells_.view();
   }
@@ -147,13 +109,13 @@ class routing_plan {
   void rebuild_from(std::span<const group_mask> query_masks, std::span<const group_mask> key_masks,
                     const pattern_options& pattern);
   void number_masks(std::span<const group_mask> masks, index_t first, detail::mask_table& table,
-                    detail::buffer<detail::cell>& cells);
-  [[nodiscard]] bool cells_are_few() const noexcept;
-  [[nodiscard]] bool all_cells_meet() const noexcept;
-  [[nodiscard]] bool cells_pay(const detail::resolved_pattern& pattern) const noexcept;
+                    detail::buffer<detail::cell>& cells, detail::buffer<index_t>& cell_of);
+  void count_groups(std::array<index_t, max_groups>& sizes) const noexcept;
+  [[nodiscard]] detail::plan_layout choose_layout(
+      const detail::resolved_pattern& pattern) const noexcept;
   void sort_queries();
-  void sort_keys(index_t first);
-  void make_one_cell(index_t first);
+  void sort_keys_by_cell(index_t first);
+  void sort_keys_by_group(index_t first);
 
   pattern_options pattern_;
   detail::buffer<group_mask> query_masks_, key_masks_;
@@ -161,7 +123,7 @@ class routing_plan {
   detail::buffer<group_mask> slot_masks_;
   detail::buffer<detail::cell> query_cells_, key_cells_;
   detail::buffer<detail::cell_tile> tiles_;
-  bool complete_ = false, tests_pairs_ = false;
+  detail::plan_layout layout_ = detail::plan_layout::none;
 
   // While the plan is built: the cell of each token, and where the next token of each cell goes.
   detail::mask_table query_table_, key_table_;
@@ -202,7 +164,7 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
   detail::copy(key_masks.data(), key_masks.data() + n_k, key_masks_.data());
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
   query_cells_.clear(), key_cells_.clear(), tiles_.clear();
-  complete_ = tests_pairs_ = false;
+  layout_ = detail::plan_layout::none;
 
   const auto resolved = detail::resolve(pattern, n_q, n_k);
   // Positions within the window of every query leave nothing to the groups.
@@ -210,20 +172,22 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
                                        (!resolved.causal && resolved.distant_after(0) < n_k));
   if (!any_distant) return;
 
-  cell_of_query_.resize(n_q);
-  cell_of_key_.resize(n_k);
-  number_masks(query_masks_.view(), 0, query_table_, query_cells_);
-  number_masks(key_masks_.view(), resolved.sinks, key_table_, key_cells_);
-  const bool few = cells_are_few();
-  if (few && all_cells_meet()) {
-    complete_ = true;
-    return;
-  }
-  if (few && cells_pay(resolved)) {
-    sort_queries();
-    sort_keys(resolved.sinks);
-  } else {
-    make_one_cell(resolved.sinks);
+  number_masks(query_masks_.view(), 0, query_table_, query_cells_, cell_of_query_);
+  number_masks(key_masks_.view(), resolved.sinks, key_table_, key_cells_, cell_of_key_);
+  layout_ = choose_layout(resolved);
+  switch (layout_) {
+    case detail::plan_layout::none:
+    case detail::plan_layout::dense:
+    case detail::plan_layout::tested:
+      return;
+    case detail::plan_layout::cells:
+      sort_queries();
+      sort_keys_by_cell(resolved.sinks);
+      break;
+    case detail::plan_layout::groups:
+      sort_queries();
+      sort_keys_by_group(resolved.sinks);
+      break;
   }
   for (index_t c = 0; c < query_cells_.size(); ++c) {
     const detail::cell& cell = query_cells_[c];
@@ -232,14 +196,15 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
   }
 }
 
-/// Fills `cells` with the distinct masks of masks[first, n) (their sizes in `end`) and cell_of_*
-/// with each token's.
+/// Fills `cells` with the distinct masks of masks[first, n) (their sizes in `end`) and cell_of with
+/// each token's.
 inline void routing_plan::number_masks(std::span<const group_mask> masks, index_t first,
                                        detail::mask_table& table,
-                                       detail::buffer<detail::cell>& cells) {
-  index_t* cell_of = &table == &query_table_ ? cell_of_query_.data() : cell_of_key_.data();
+                                       detail::buffer<detail::cell>& cells,
+                                       detail::buffer<index_t>& cell_of) {
   table.clear();
-  for (index_t i = first; i < static_cast<index_t>(masks.size()); ++i) {
+  cell_of.resize(static_cast<index_t>(masks.size()));
+  for (index_t i = first; i < cell_of.size(); ++i) {
     const index_t c = table.insert(masks[static_cast<std::size_t>(i)]);
     if (c == cells.size()) cells.push_back({table.mask(c), 0, 0});
     ++cells[c].end;
@@ -247,39 +212,59 @@ inline void routing_plan::number_masks(std::span<const group_mask> masks, index_
   }
 }
 
-/// Comparing all cells with all may not outgrow the O(n) of the rest: with more cells than that,
-/// pairs are tested instead.
-inline bool routing_plan::cells_are_few() const noexcept {
-  constexpr index_t tests_a_token = 64;
-  return query_cells_.size() * key_cells_.size() <=
-         tests_a_token * (query_masks_.size() + key_masks_.size());
+/// The number of keys in each group.
+inline void routing_plan::count_groups(std::array<index_t, max_groups>& sizes) const noexcept {
+  sizes = {};
+  for (const detail::cell& c : key_cells_)
+    for (group_mask rest = c.mask; rest != 0; rest &= rest - 1)
+      sizes[static_cast<std::size_t>(std::countr_zero(rest))] += c.end;
 }
 
-/// Every query's mask meets every key's.
-inline bool routing_plan::all_cells_meet() const noexcept {
-  for (const detail::cell& q : query_cells_)
-    for (const detail::cell& k : key_cells_)
-      if ((q.mask & k.mask) == 0) return false;
-  return true;
-}
-
-/// Whether walking cells costs less than testing every pair.
-inline bool routing_plan::cells_pay(const detail::resolved_pattern& pattern) const noexcept {
+/// Picks the layout with the fewest computed scores, edges of tiles included.
+inline detail::plan_layout routing_plan::choose_layout(
+    const detail::resolved_pattern& pattern) const noexcept {
   const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
-  // A strip of queries computes whole panels of keys, and one panel more where the causal limit
-  // cuts through.
   constexpr index_t strip = detail::tile_sizes<float>::strip_rows,
                     panel = detail::tile_sizes<float>::panel;
-  const auto share = [&](index_t keys) {
-    return pattern.causal ? keys / 2 : keys;
+  // A strip of queries computes whole panels of keys, and one panel more where the causal limit
+  // cuts through.
+  const auto walk = [&](index_t rows, index_t keys) {
+    const index_t visible = (pattern.causal ? keys / 2 : keys) + panel;
+    return static_cast<double>(detail::round_up(rows, strip)) * static_cast<double>(visible);
   };
-  double cost = 0;
-  for (const detail::cell& q : query_cells_)
-    for (const detail::cell& k : key_cells_)
-      if ((q.mask & k.mask) != 0)
-        cost += static_cast<double>(detail::round_up(q.end, strip)) *
-                static_cast<double>(share(k.end) + panel);
-  return cost < static_cast<double>(n_q) * static_cast<double>(share(n_k) + panel);
+  const double tested = static_cast<double>(n_q) / static_cast<double>(strip) * walk(strip, n_k);
+  double by_cell = tested, by_group = tested;
+
+  // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
+  constexpr index_t tests_a_token = 64;
+  if (query_cells_.size() * key_cells_.size() <= tests_a_token * (n_q + n_k)) {
+    bool all_meet = true, any_meet = false;
+    by_cell = 0;
+    for (const detail::cell& q : query_cells_)
+      for (const detail::cell& k : key_cells_) {
+        const bool meet = (q.mask & k.mask) != 0;
+        all_meet &= meet, any_meet |= meet;
+        if (meet) by_cell += walk(q.end, k.end);
+      }
+    if (!any_meet) return detail::plan_layout::none;
+    if (all_meet) return detail::plan_layout::dense;
+  }
+
+  // A key is packed once for each of its groups, which must stay a small part of the work and of
+  // the memory.
+  constexpr index_t copies_a_key = 4;
+  std::array<index_t, max_groups> sizes;
+  count_groups(sizes);
+  index_t copies = 0;
+  for (const index_t size : sizes) copies += size;
+  if (copies <= copies_a_key * n_k) {
+    by_group = 0;
+    for (const detail::cell& q : query_cells_)
+      for (group_mask rest = q.mask; rest != 0; rest &= rest - 1)
+        by_group += walk(q.end, sizes[static_cast<std::size_t>(std::countr_zero(rest))]);
+  }
+  if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
+  return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::tested;
 }
 
 /// Turns the sizes in query_cells_ into ranges and sorts the query rows into them (stable counting
@@ -298,7 +283,7 @@ inline void routing_plan::sort_queries() {
 }
 
 /// The same for the keys from position `first` on, each cell padded to whole panels.
-inline void routing_plan::sort_keys(index_t first) {
+inline void routing_plan::sort_keys_by_cell(index_t first) {
   next_.resize(key_cells_.size());
   index_t total = 0;
   for (index_t c = 0; c < key_cells_.size(); ++c) {
@@ -314,28 +299,30 @@ inline void routing_plan::sort_keys(index_t first) {
     if (key_masks_[j] != 0) key_slots_[next_[cell_of_key_[j]]++] = j;
 }
 
-/// One cell of all tokens in their own order, with a test for each pair.
-inline void routing_plan::make_one_cell(index_t first) {
-  tests_pairs_ = true;
-  query_cells_.clear(), key_cells_.clear();
-  query_order_.resize(query_masks_.size());
-  for (index_t i = 0; i < query_order_.size(); ++i) query_order_[i] = i;
-  query_cells_.push_back({~group_mask{0}, 0, query_order_.size()});
-
-  const index_t count = key_masks_.size() -
-                        std::count(key_masks_.begin() + first, key_masks_.end(), group_mask{0}) -
-                        first;
-  key_slots_.resize(detail::round_up(count, detail::widest_panel));
-  slot_masks_.resize(key_slots_.size());
-  index_t slot = 0;
-  for (index_t j = first; j < key_masks_.size(); ++j) {
-    if (key_masks_[j] == 0) continue;
-    slot_masks_[slot] = key_masks_[j];
-    key_slots_[slot++] = j;
+/// Lists the keys from position `first` on under each of their groups, each list padded to whole
+/// panels.
+inline void routing_plan::sort_keys_by_group(index_t first) {
+  std::array<index_t, max_groups> sizes;
+  count_groups(sizes);
+  key_cells_.clear();
+  std::array<index_t, max_groups> next{};
+  index_t total = 0;
+  for (std::size_t g = 0; g < sizes.size(); ++g) {
+    if (sizes[g] == 0) continue;
+    next[g] = total;
+    key_cells_.push_back({group_mask{1} << g, total, total + sizes[g]});
+    total += detail::round_up(sizes[g], detail::widest_panel);
   }
-  detail::fill(key_slots_.begin() + slot, key_slots_.end(), index_t{-1});
-  detail::fill(slot_masks_.begin() + slot, slot_masks_.end(), group_mask{0});
-  key_cells_.push_back({~group_mask{0}, 0, slot});
+  key_slots_.resize(total);
+  slot_masks_.resize(total);
+  detail::fill(key_slots_.begin(), key_slots_.end(), index_t{-1});
+  detail::fill(slot_masks_.begin(), slot_masks_.end(), group_mask{0});
+  for (index_t j = first; j < key_masks_.size(); ++j)
+    for (group_mask rest = key_masks_[j]; rest != 0; rest &= rest - 1) {
+      const index_t slot = next[static_cast<std::size_t>(std::countr_zero(rest))]++;
+      key_slots_[slot] = j;
+      slot_masks_[slot] = key_masks_[j];
+    }
 }
 
 inline index_t routing_plan::allowed_pairs() const {

@@ -34,22 +34,36 @@ void attend_distant(query_tile<A>& tile, const packed_keys<A>& keys, const routi
                     const cell_tile& rows, const resolved_pattern& pattern, A softcap) {
   const index_t* row = plan.query_order().data() + rows.begin;
   const group_mask mask = plan.tile_mask(rows);
-  const group_mask* key_masks = plan.tests_pairs() ? plan.slot_masks().data() : nullptr;
-  if (key_masks != nullptr)
-    for (index_t r = 0; r < tile.rows(); ++r)
-      tile.mask(r) = plan.query_masks()[static_cast<std::size_t>(row[r])];
-
   for (const cell& c : plan.key_cells()) {
     if ((c.mask & mask) == 0) continue;
+    // In lists, a key in several groups of the query is met in that of the lowest.
+    const group_mask met = plan.layout() == plan_layout::groups ? mask & (c.mask - 1) : 0;
+    const auto attend = [&] {
+      if (met == 0)
+        tile.attend(keys, softcap);
+      else
+        tile.attend(keys, softcap, excluded_groups{plan.slot_masks().data(), met});
+    };
     set_distant_limits(tile, c, plan.key_slots(),
                        [&](index_t r) { return pattern.distant_before(row[r]); });
-    tile.attend(keys, softcap, key_masks);
+    attend();
     if (pattern.causal) continue;
     set_distant_limits(tile, c, plan.key_slots(),
                        [&](index_t r) { return pattern.distant_after(row[r]); });
     for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
-    tile.attend(keys, softcap, key_masks);
+    attend();
   }
+}
+
+/// The plan's pairs tested one by one, in token order.
+template <class A>
+void attend_tested(query_tile<A>& tile, const packed_keys<A>& keys, const routing_plan& plan,
+                   const resolved_pattern& pattern, index_t first_row, A softcap) {
+  group_mask query_masks[plan_tile_rows + tile_sizes<A>::strip_rows] = {};
+  copy(plan.query_masks().data() + first_row, plan.query_masks().data() + first_row + tile.rows(),
+       query_masks);
+  for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, pattern.visible_end(first_row + r)};
+  tile.attend(keys, softcap, strangers{query_masks, plan.key_masks().data(), &pattern, first_row});
 }
 
 }  // namespace detail
@@ -93,9 +107,14 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   using A = typename decltype(args)::accumulator;
   const auto scoring = detail::resolve<A>(score, s.head_dim);
   pattern_options pattern = plan.pattern();
-  if (plan.complete()) pattern.window = unlimited_window;
+  if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  if (!plan.has_distant_pairs()) return detail::run_attention(args, resolved, scoring, exec);
+  if (plan.layout() == detail::plan_layout::tested)
+    return detail::run_in_token_order(
+        args, scoring, exec, [&](auto& tile, const auto& keys, index_t first) {
+          detail::attend_tested(tile, keys, plan, resolved, first, scoring.softcap);
+        });
+  if (plan.tiles().empty()) return detail::run_attention(args, resolved, scoring, exec);
 
   const bool any_local = resolved.window >= 0 || resolved.sinks > 0;
   const index_t saved_size = detail::query_tile<A>::saved_size(s.value_dim);

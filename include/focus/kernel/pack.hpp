@@ -23,9 +23,9 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// to[t * Columns + c] = factor * row_of(c)[t] for t < depth, c < Columns; a null row gives zeros.
-/// Whole vectors are stored, so up to lanes - 1 elements behind the last one are overwritten: `to`
-/// needs that slack.
+/// to[t * Columns + c] = factor * row_of(c)[t] for t < depth, c < Columns. Where row_of(c) is null,
+/// the column is filled with numbers that nobody reads (zeros when all are null). Whole vectors are
+/// stored, so up to lanes - 1 elements behind the last one are overwritten: `to` needs that slack.
 template <int Columns, class A, class RowOf>
 void pack_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
   constexpr int lanes = vec<A>::width;
@@ -33,29 +33,36 @@ void pack_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
   using row_pointer = decltype(row_of(0));
   using T = std::remove_const_t<std::remove_pointer_t<row_pointer>>;
   row_pointer rows[static_cast<std::size_t>(blocks * lanes)] = {};
-  for (int c = 0; c < Columns; ++c) rows[c] = row_of(c);
+  row_pointer any = nullptr;
+  for (int c = 0; c < Columns; ++c) {
+    rows[c] = row_of(c);
+    if (rows[c] != nullptr) any = rows[c];
+  }
+  if (any == nullptr) return fill(to, to + depth * Columns, A{0});
+  for (row_pointer& row : rows)
+    if (row == nullptr) row = any;
 
   const vec<A> scale = vec<A>::broadcast(factor);
-  for (index_t t = 0; t < depth; t += lanes) {
-    const index_t count = (std::min<index_t>)(lanes, depth - t);
+  // In rising order of t and c: what one vector writes beyond its columns, the next one corrects.
+  const auto pack = [&](index_t t, index_t count, auto&& load) FOCUS_LAMBDA_INLINE {
     vec<A> block[static_cast<std::size_t>(blocks)][static_cast<std::size_t>(lanes)];
-    static_for<blocks>([&](auto b) {
-      for (int l = 0; l < lanes; ++l) {
-        const row_pointer row = rows[b * lanes + l];
-        vec<A>& to_row = block[b][l];
-        if (row == nullptr)
-          to_row = vec<A>::zero();
-        else if (count == lanes)
-          to_row = load_widened<T, A>(row + t) * scale;
-        else
-          to_row = load_widened_partial<T, A>(row + t, count) * scale;
-      }
+    static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
+      static_for<lanes>(
+          [&](auto l) FOCUS_LAMBDA_INLINE { block[b][l] = load(rows[b * lanes + l] + t) * scale; });
       transpose(block[b]);
     });
-    // In rising order of t and c: what one vector writes beyond its columns, the next one corrects.
-    for (index_t l = 0; l < count; ++l)
-      for (int b = 0; b < blocks; ++b) block[b][l].store(to + (t + l) * Columns + b * lanes);
-  }
+    static_for<lanes>([&](auto l) FOCUS_LAMBDA_INLINE {
+      if (l >= count) return;
+      static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
+        block[b][l].store(to + (t + l) * Columns + b * lanes);
+      });
+    });
+  };
+  index_t t = 0;
+  for (; t + lanes <= depth; t += lanes)
+    pack(t, lanes, [](const T* p) FOCUS_LAMBDA_INLINE { return load_widened<T, A>(p); });
+  if (t < depth)
+    pack(t, depth - t, [&](const T* p) { return load_widened_partial<T, A>(p, depth - t); });
 }
 
 /// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip
@@ -93,7 +100,7 @@ struct packed_keys {
   static constexpr int panel = tile_sizes<A>::panel;
 
   const A* keys = nullptr;    // [slots / panel][head_dim][panel]
-  const A* values = nullptr;  // [value_panels][slots][panel]
+  const A* values = nullptr;  // [value_panels][slots + 1][panel]
   /// For each key panel: some value in it is NaN or infinite, so that even a weight of 0 may not
   /// touch it.
   const std::uint8_t* nonfinite_values = nullptr;  // [slots / panel]
@@ -103,8 +110,11 @@ struct packed_keys {
   [[nodiscard]] index_t value_panels() const noexcept { return ceil_div(value_dim, panel); }
   [[nodiscard]] const A* key_panel(index_t slot) const noexcept { return keys + slot * head_dim; }
   [[nodiscard]] const A* value_panel(index_t p, index_t slot) const noexcept {
-    return values + (p * slots + slot) * panel;
+    return values + (p * value_stride(slots) + slot) * panel;
   }
+  /// Rows of a value panel in memory. The panels of one key are written together: one row more than
+  /// there are slots, whose number is often a power of two, keeps them in different cache sets.
+  [[nodiscard]] static constexpr index_t value_stride(index_t slots) noexcept { return slots + 1; }
 };
 
 /// Packs the keys of all kv heads: where in the scratch memory they lie, and the loop that fills
@@ -126,7 +136,7 @@ class key_packer {
         head_dim_(head_dim),
         value_dim_(value_dim) {
     keys_at_ = plan.add<A>(kv_heads_ * slots_ * head_dim_ + lanes);
-    values_at_ = plan.add<A>(kv_heads_ * ceil_div(value_dim_, panel) * panel * slots_);
+    values_at_ = plan.add<A>(kv_heads_ * values_size());
     nonfinite_at_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
   }
 
@@ -171,10 +181,17 @@ class key_packer {
     return memory.at<A>(keys_at_) + kv_head * slots_ * head_dim_;
   }
   A* values(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<A>(values_at_) + kv_head * ceil_div(value_dim_, panel) * panel * slots_;
+    return memory.at<A>(values_at_) + kv_head * values_size();
   }
   std::uint8_t* nonfinite(const scratch_memory& memory, index_t kv_head) const noexcept {
     return memory.at<std::uint8_t>(nonfinite_at_) + kv_head * (slots_ / panel);
+  }
+
+  [[nodiscard]] index_t value_stride() const noexcept {
+    return packed_keys<A>::value_stride(slots_);
+  }
+  [[nodiscard]] index_t values_size() const noexcept {
+    return ceil_div(value_dim_, panel) * panel * value_stride();
   }
 
   /// Spreads one row of V over the value panels; true when an element is NaN or infinite.
@@ -187,7 +204,7 @@ class key_packer {
                        : count > 0    ? load_widened_partial(row + column, count)
                                       : vec<A>::zero();
       poison = fma(x, vec<A>::zero(), poison);
-      x.store(values + (column / panel * slots_ + slot) * panel + column % panel);
+      x.store(values + (column / panel * value_stride() + slot) * panel + column % panel);
     }
     return is_nan(reduce_add(poison));
   }

@@ -34,7 +34,6 @@ class query_tile_layout {
     top_at_ = one.add<A>(padded_rows);
     sum_at_ = one.add<A>(padded_rows);
     limits_at_ = one.add<slot_range>(padded_rows);
-    masks_at_ = one.add<group_mask>(padded_rows);
     scores_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
@@ -44,7 +43,7 @@ class query_tile_layout {
   template <class>
   friend class query_tile;
   index_t head_dim_, value_dim_, acc_stride_;
-  std::size_t queries_at_ = 0, acc_at_ = 0, top_at_ = 0, sum_at_ = 0, limits_at_ = 0, masks_at_ = 0,
+  std::size_t queries_at_ = 0, acc_at_ = 0, top_at_ = 0, sum_at_ = 0, limits_at_ = 0,
               scores_at_ = 0;
   std::size_t stride_ = 0, base_ = 0;
 };
@@ -66,7 +65,6 @@ class query_tile {
     top_ = memory.at<A>(at + layout.top_at_);
     sum_ = memory.at<A>(at + layout.sum_at_);
     limits_ = memory.at<slot_range>(at + layout.limits_at_);
-    masks_ = memory.at<group_mask>(at + layout.masks_at_);
     scores_ = memory.at<A>(at + layout.scores_at_);
   }
 
@@ -83,23 +81,19 @@ class query_tile {
     fill(sum_, sum_ + padded, A{0});
     fill(acc_, acc_ + padded * acc_stride_, A{0});
     fill(limits_, limits_ + padded, slot_range{});
-    fill(masks_, masks_ + padded, group_mask{0});
   }
 
   /// The slots that row r sees in the next call of attend.
   [[nodiscard]] slot_range& limit(index_t r) noexcept { return limits_[r]; }
-  /// The groups of row r, for pairs that are tested one by one.
-  [[nodiscard]] group_mask& mask(index_t r) noexcept { return masks_[r]; }
 
-  /// Adds the keys within the rows' limits to their running softmax. key_masks: the groups of each
-  /// slot's key when pairs are to be tested one by one, else null.
-  void attend(const packed_keys<A>& keys, A softcap, const group_mask* key_masks = nullptr) {
-    attend_strips(
-        keys, [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
-          attend_block<strip()>(
-              state, keys, block,
-              {softcap, key_masks != nullptr ? masks_ + first : nullptr, key_masks}, scores_);
-        });
+  /// Adds the keys within the rows' limits, less those that the rules hide, to their running
+  /// softmax.
+  template <class Rules = no_rules>
+  void attend(const packed_keys<A>& keys, A softcap, const Rules& rules = {}) {
+    attend_strips(keys,
+                  [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
+                    attend_block<strip()>(state, keys, block, softcap, rules, first, scores_);
+                  });
   }
 
   /// [strip_rows][score_stride], for the step of attend_strips.
@@ -171,7 +165,6 @@ class query_tile {
   index_t rows_ = 0;
   A *queries_, *acc_, *top_, *sum_, *scores_;
   slot_range* limits_;
-  group_mask* masks_;
 };
 
 /// Writes the finished rows of a tile: its row r is query row_of(r) of `head`.

@@ -7,6 +7,7 @@
 //   scale_by_power(x, n)      x * 2^n for integers n that keep x normal
 //   exponent(x), mantissa(x)  e and m with x = m * 2^e, 1 <= |m| < 2, for normal x
 //   where_zero(x, a, b)       a where x is 0, else b
+//   where_disjoint(sets, with, a, b)  a where sets[lane] & with is 0, else b; sets are 64-bit masks
 //   reduce_add, reduce_max    over the lanes
 //   transpose(rows)           of `width` vectors
 //   load_widened(p)           `width` elements of any storage type
@@ -19,6 +20,7 @@
 
 #include "focus/config.hpp"
 #include "focus/kernel/simd_generic.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 #if FOCUS_HAS_AVX512
@@ -40,16 +42,6 @@ using vec = avx2_vector<A>;
 template <class A>
 using vec = generic_vector<A>;
 #endif
-
-/// Calls f(std::integral_constant<int, 0>) ... f(std::integral_constant<int, N - 1>): a loop that
-/// is unrolled for certain, so that arrays indexed by it live in registers.
-template <int N, class F>
-FOCUS_ALWAYS_INLINE constexpr void static_for(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }
-  (std::make_integer_sequence<int, N>{});
-}
 
 /// std::fill and std::copy on plain data, in this namespace: the standard's would be shared between
 /// translation units compiled for different instruction sets, and the linker may keep the one that

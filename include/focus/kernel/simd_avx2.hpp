@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "focus/config.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
 namespace focus::inline FOCUS_ABI {
@@ -135,6 +136,26 @@ inline avx2_double where_zero(avx2_double x, avx2_double a, avx2_double b) noexc
   return {_mm256_blendv_pd(b.v, a.v, _mm256_cmp_pd(x.v, _mm256_setzero_pd(), _CMP_EQ_OQ))};
 }
 
+/// All bits of each of four 64-bit lanes: sets[l] & with is empty.
+inline __m256i disjoint(const std::uint64_t* sets, std::uint64_t with) noexcept {
+  const __m256i common =
+      _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sets)),
+                       _mm256_set1_epi64x(static_cast<long long>(with)));
+  return _mm256_cmpeq_epi64(common, _mm256_setzero_si256());
+}
+inline avx2_float where_disjoint(const std::uint64_t* sets, std::uint64_t with, avx2_float a,
+                                 avx2_float b) noexcept {
+  // The even halves of both, then the middle quarters back into their places.
+  const __m256 halves = _mm256_shuffle_ps(_mm256_castsi256_ps(disjoint(sets, with)),
+                                          _mm256_castsi256_ps(disjoint(sets + 4, with)), 0x88);
+  const __m256d mask = _mm256_permute4x64_pd(_mm256_castps_pd(halves), 0xd8);
+  return {_mm256_blendv_ps(b.v, a.v, _mm256_castpd_ps(mask))};
+}
+inline avx2_double where_disjoint(const std::uint64_t* sets, std::uint64_t with, avx2_double a,
+                                  avx2_double b) noexcept {
+  return {_mm256_blendv_pd(b.v, a.v, _mm256_castsi256_pd(disjoint(sets, with)))};
+}
+
 inline float reduce_add(avx2_float x) noexcept {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(x.v), _mm256_extractf128_ps(x.v, 1));
   s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -155,25 +176,27 @@ inline double reduce_max(avx2_double x) noexcept {
 }
 
 /// Square transposition of 8 vectors of 8 floats in place.
-inline void transpose(avx2_float (&r)[8]) noexcept {
+FOCUS_ALWAYS_INLINE void transpose(avx2_float (&r)[8]) noexcept {
   __m256 pair[8], quad[8];
-  for (int i = 0; i < 8; i += 2) {
+  static_for<4>([&](auto p) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 2 * p();
     pair[i] = _mm256_unpacklo_ps(r[i].v, r[i + 1].v);
     pair[i + 1] = _mm256_unpackhi_ps(r[i].v, r[i + 1].v);
-  }
-  for (int i = 0; i < 8; i += 4) {
+  });
+  static_for<2>([&](auto q) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 4 * q();
     quad[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
     quad[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
     quad[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
     quad[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
+  });
+  static_for<4>([&](auto i) FOCUS_LAMBDA_INLINE {
     r[i].v = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20);
     r[i + 4].v = _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31);
-  }
+  });
 }
 /// Square transposition of 4 vectors of 4 doubles in place.
-inline void transpose(avx2_double (&r)[4]) noexcept {
+FOCUS_ALWAYS_INLINE void transpose(avx2_double (&r)[4]) noexcept {
   const __m256d a = _mm256_unpacklo_pd(r[0].v, r[1].v), b = _mm256_unpackhi_pd(r[0].v, r[1].v);
   const __m256d c = _mm256_unpacklo_pd(r[2].v, r[3].v), d = _mm256_unpackhi_pd(r[2].v, r[3].v);
   r[0].v = _mm256_permute2f128_pd(a, c, 0x20);

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "focus/config.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
 namespace focus::inline FOCUS_ABI {
@@ -132,6 +133,21 @@ inline avx512_double where_zero(avx512_double x, avx512_double a, avx512_double 
   return {_mm512_mask_mov_pd(b.v, _mm512_cmp_pd_mask(x.v, _mm512_setzero_pd(), _CMP_EQ_OQ), a.v)};
 }
 
+/// Bit l: sets[l] & with is empty, for eight sets.
+inline __mmask8 disjoint(const std::uint64_t* sets, std::uint64_t with) noexcept {
+  const __m512i common = _mm512_set1_epi64(static_cast<long long>(with));
+  return static_cast<__mmask8>(~_mm512_test_epi64_mask(_mm512_loadu_si512(sets), common));
+}
+inline avx512_float where_disjoint(const std::uint64_t* sets, std::uint64_t with, avx512_float a,
+                                   avx512_float b) noexcept {
+  const auto mask = static_cast<__mmask16>(disjoint(sets, with) | disjoint(sets + 8, with) << 8);
+  return {_mm512_mask_mov_ps(b.v, mask, a.v)};
+}
+inline avx512_double where_disjoint(const std::uint64_t* sets, std::uint64_t with, avx512_double a,
+                                    avx512_double b) noexcept {
+  return {_mm512_mask_mov_pd(b.v, disjoint(sets, with), a.v)};
+}
+
 inline float reduce_add(avx512_float x) noexcept {
   return _mm512_reduce_add_ps(x.v);
 }
@@ -146,20 +162,22 @@ inline double reduce_max(avx512_double x) noexcept {
 }
 
 /// Square transposition of 16 vectors of 16 floats in place.
-inline void transpose(avx512_float (&r)[16]) noexcept {
+FOCUS_ALWAYS_INLINE void transpose(avx512_float (&r)[16]) noexcept {
   __m512 pair[16], quad[16];
-  for (int i = 0; i < 16; i += 2) {
+  static_for<8>([&](auto p) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 2 * p();
     pair[i] = _mm512_unpacklo_ps(r[i].v, r[i + 1].v);
     pair[i + 1] = _mm512_unpackhi_ps(r[i].v, r[i + 1].v);
-  }
-  for (int i = 0; i < 16; i += 4) {
+  });
+  static_for<4>([&](auto q) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 4 * q();
     quad[i] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0x44);
     quad[i + 1] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0xee);
     quad[i + 2] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
     quad[i + 3] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
-  }
+  });
   // quad[4 b + c] holds in its 128-bit lane l column 4 l + c of rows 4 b ... 4 b + 3.
-  for (int c = 0; c < 4; ++c) {
+  static_for<4>([&](auto c) FOCUS_LAMBDA_INLINE {
     const __m512 low = _mm512_shuffle_f32x4(quad[c], quad[4 + c], 0x88);   // lanes 0, 2
     const __m512 high = _mm512_shuffle_f32x4(quad[c], quad[4 + c], 0xdd);  // lanes 1, 3
     const __m512 low2 = _mm512_shuffle_f32x4(quad[8 + c], quad[12 + c], 0x88);
@@ -168,17 +186,18 @@ inline void transpose(avx512_float (&r)[16]) noexcept {
     r[4 + c].v = _mm512_shuffle_f32x4(high, high2, 0x88);
     r[8 + c].v = _mm512_shuffle_f32x4(low, low2, 0xdd);
     r[12 + c].v = _mm512_shuffle_f32x4(high, high2, 0xdd);
-  }
+  });
 }
 /// Square transposition of 8 vectors of 8 doubles in place.
-inline void transpose(avx512_double (&r)[8]) noexcept {
+FOCUS_ALWAYS_INLINE void transpose(avx512_double (&r)[8]) noexcept {
   __m512d pair[8];
-  for (int i = 0; i < 8; i += 2) {
+  static_for<4>([&](auto p) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 2 * p();
     pair[i] = _mm512_unpacklo_pd(r[i].v, r[i + 1].v);
     pair[i + 1] = _mm512_unpackhi_pd(r[i].v, r[i + 1].v);
-  }
+  });
   // pair[2 b + c] holds in its 128-bit lane l column 2 l + c of rows 2 b and 2 b + 1.
-  for (int c = 0; c < 2; ++c) {
+  static_for<2>([&](auto c) FOCUS_LAMBDA_INLINE {
     const __m512d low = _mm512_shuffle_f64x2(pair[c], pair[2 + c], 0x88);
     const __m512d high = _mm512_shuffle_f64x2(pair[c], pair[2 + c], 0xdd);
     const __m512d low2 = _mm512_shuffle_f64x2(pair[4 + c], pair[6 + c], 0x88);
@@ -187,7 +206,7 @@ inline void transpose(avx512_double (&r)[8]) noexcept {
     r[2 + c].v = _mm512_shuffle_f64x2(high, high2, 0x88);
     r[4 + c].v = _mm512_shuffle_f64x2(low, low2, 0xdd);
     r[6 + c].v = _mm512_shuffle_f64x2(high, high2, 0xdd);
-  }
+  });
 }
 
 /// 16 bfloat16 patterns as floats.

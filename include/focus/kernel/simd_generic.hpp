@@ -101,6 +101,13 @@ FOCUS_ALWAYS_INLINE generic_vector<A> scale_by_power(generic_vector<A> x,
   });
 }
 template <class A>
+FOCUS_ALWAYS_INLINE generic_vector<A> where_disjoint(const std::uint64_t* sets, std::uint64_t with,
+                                                     generic_vector<A> a,
+                                                     generic_vector<A> b) noexcept {
+  return generic_vector<A>::map(
+      [&](std::size_t l) { return (sets[l] & with) == 0 ? a.lane[l] : b.lane[l]; });
+}
+template <class A>
 FOCUS_ALWAYS_INLINE A reduce_add(generic_vector<A> v) noexcept {
   A sum = v.lane[0];
   for (std::size_t l = 1; l < generic_vector<A>::size; ++l) sum += v.lane[l];

@@ -142,15 +142,84 @@ bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_
   return partial;
 }
 
-/// Sets the scores of pairs without a group in common to -inf.
-template <int Rows, class A>
-void hide_strangers(const group_mask* query_masks, const group_mask* key_masks, index_t count,
-                    A* scores) {
-  constexpr A hidden = minus_infinity<A>();
-  for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
+// Rules say which of the keys within a row's limits are hidden all the same. hide() sets their
+// scores in slots [base, base + count) to -inf for the rows of a strip that begins with row
+// `first_row` of its tile, and returns whether any may have been; hides() decides for one pair.
+
+/// None is.
+struct no_rules {
+  template <int Rows, class A>
+  bool hide(index_t, index_t, index_t, A*) const noexcept {
+    return false;
+  }
+  [[nodiscard]] bool hides(index_t, index_t) const noexcept { return false; }
+};
+
+/// Keys in any of some groups are hidden from all rows.
+struct excluded_groups {
+  const group_mask* key_masks;  // [slots]
+  group_mask excluded;
+
+  template <int Rows, class A>
+  bool hide(index_t, index_t base, index_t count, A* scores) const noexcept {
+    if (excluded == 0) return false;
     for (index_t j = 0; j < count; ++j)
-      scores[j] = (query_masks[r] & key_masks[j]) != 0 ? scores[j] : hidden;
-}
+      if (hides(0, base + j))
+        for (int r = 0; r < Rows; ++r)
+          scores[r * tile_sizes<A>::score_stride + j] = minus_infinity<A>();
+    return true;
+  }
+  [[nodiscard]] bool hides(index_t, index_t slot) const noexcept {
+    return (key_masks[slot] & excluded) != 0;
+  }
+};
+
+/// Slots are positions; pairs that are neither local nor sinks are hidden when they have no group
+/// in common.
+struct strangers {
+  const group_mask* query_masks;  // of the tile's rows; the last strip's are all there, whether its
+                                  // rows exist or not
+  const group_mask* key_masks;    // [n_k]
+  const resolved_pattern* pattern;
+  index_t tile_row;  // the query that row 0 of the tile is
+
+  template <int Rows, class A>
+  bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
+    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
+      const key_range local = pattern->local(tile_row + first_row + r);
+      const index_t sinks = pattern->sink_end(tile_row + first_row + r);
+      const group_mask mask = query_masks[first_row + r];
+      if (local.empty()) {
+        hide_row(mask, sinks, base + count, base, scores);
+      } else {
+        hide_row(mask, sinks, (std::min)(local.begin, base + count), base, scores);
+        hide_row(mask, (std::max)(local.end, sinks), base + count, base, scores);
+      }
+    }
+    return true;
+  }
+  [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
+    const key_range local = pattern->local(tile_row + row);
+    return slot >= pattern->sink_end(tile_row + row) && (slot < local.begin || slot >= local.end) &&
+           (query_masks[row] & key_masks[slot]) == 0;
+  }
+
+ private:
+  /// Slots [begin, end), of which those before base are not in `scores`.
+  template <class A>
+  void hide_row(group_mask mask, index_t begin, index_t end, index_t base,
+                A* scores) const noexcept {
+    constexpr int lanes = vec<A>::width;
+    const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+    index_t slot = (std::max)(begin, base);
+    for (; slot + lanes <= end; slot += lanes) {
+      A* s = scores + (slot - base);
+      where_disjoint(key_masks + slot, mask, hidden, vec<A>::load(s)).store(s);
+    }
+    for (; slot < end; ++slot)
+      if ((mask & key_masks[slot]) == 0) scores[slot - base] = minus_infinity<A>();
+  }
+};
 
 /// Turns scores into weights 2^(s - top) in place, after raising top to their maximum; rescale[r]
 /// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
@@ -236,19 +305,11 @@ bool has_nonfinite_values(const packed_keys<A>& keys, slot_range seen) noexcept 
                      [](std::uint8_t flag) { return flag != 0; });
 }
 
-/// What, besides the rows' limits, decides about pairs and their scores.
-template <class A>
-struct pair_rules {
-  A softcap = 0;                            // 0: none
-  const group_mask* query_masks = nullptr;  // [rows of the strip]; null: pairs are not tested
-  const group_mask* key_masks = nullptr;    // [slots]
-};
-
 /// One strip against the slots of `block` (begin on a panel border, at most block_keys of them):
-/// the online softmax step.
-template <int Rows, class A>
+/// the online softmax step. first_row: the strip's first row within its tile, for the rules.
+template <int Rows, class A, class Rules>
 void attend_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
-                  const pair_rules<A>& rules, A* scores) {
+                  A softcap, const Rules& rules, index_t first_row, A* scores) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
   const slot_range seen = visible_slots<Rows>(strip.limit, block);
   if (seen.begin >= seen.end) return;
@@ -256,12 +317,9 @@ void attend_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_
   const index_t count = round_up(seen.end - base, lanes);
 
   score_slots<Rows>(strip.query, keys, base, seen.end, scores);
-  if (rules.softcap > 0) cap_scores<Rows>(scores, count, rules.softcap);
+  if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
   bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores);
-  if (rules.query_masks != nullptr) {
-    hide_strangers<Rows>(rules.query_masks, rules.key_masks + base, seen.end - base, scores);
-    partial = true;
-  }
+  partial |= rules.template hide<Rows>(first_row, base, seen.end - base, scores);
   A rescale[tile_sizes<A>::strip_rows + lanes];
   exponentiate<Rows>(strip, scores, count, rescale);
 
@@ -271,7 +329,7 @@ void attend_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_
   } else {
     accumulate_seen_values<Rows>(strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
       return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
-             (rules.query_masks == nullptr || (rules.query_masks[r] & rules.key_masks[slot]) != 0);
+             !rules.hides(first_row + r, slot);
     });
   }
 }

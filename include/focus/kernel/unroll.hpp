@@ -1,0 +1,23 @@
+// Loops that are unrolled for certain.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "focus/config.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Calls f(std::integral_constant<int, 0>) ... f(std::integral_constant<int, N - 1>): a loop that
+/// is unrolled for certain, so that arrays indexed by it live in registers.
+template <int N, class F>
+FOCUS_ALWAYS_INLINE constexpr void static_for(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }
+  (std::make_integer_sequence<int, N>{});
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
