@@ -71,7 +71,7 @@ class gate_layout {
     exec.parallel_for(ceil_div(panels, task_panels), [&](index_t task, index_t) {
       const index_t last = (std::min)((task + 1) * task_panels, panels);
       for (index_t p = task * task_panels; p < last; ++p)
-        pack_columns<panel>(
+        pack_rows_as_columns<panel>(
             [&](int c) -> const G* {
               const index_t j = p * panel + c;
               return j < assignment.extent(0) ? assignment.row(j) : nullptr;

@@ -23,46 +23,51 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// to[t * Columns + c] = factor * row_of(c)[t] for t < depth, c < Columns. Where row_of(c) is null,
-/// the column is filled with numbers that nobody reads (zeros when all are null). Whole vectors are
+/// to[t * Columns + c] = factor * rows[c][t] for t < depth, c < Columns. Where a row is null, its
+/// column is filled with numbers that nobody reads (zeros when all are null). Whole vectors are
 /// stored, so up to lanes - 1 elements behind the last one are overwritten: `to` needs that slack.
-template <int Columns, class A, class RowOf>
-void pack_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
+template <int Columns, class A, class T>
+FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::size_t>(Columns)],
+                                 index_t depth, A factor, A* to) {
   constexpr int lanes = vec<A>::width;
   constexpr int blocks = (Columns + lanes - 1) / lanes;
-  using row_pointer = decltype(row_of(0));
-  using T = std::remove_const_t<std::remove_pointer_t<row_pointer>>;
-  row_pointer rows[static_cast<std::size_t>(blocks * lanes)] = {};
-  row_pointer any = nullptr;
-  for (int c = 0; c < Columns; ++c) {
-    rows[c] = row_of(c);
-    if (rows[c] != nullptr) any = rows[c];
-  }
+  const T* any = nullptr;
+  for (const T* row : given_rows)
+    if (row != nullptr) any = row;
   if (any == nullptr) return fill(to, to + depth * Columns, A{0});
-  for (row_pointer& row : rows)
-    if (row == nullptr) row = any;
+  const T* rows[static_cast<std::size_t>(blocks * lanes)];
+  for (int c = 0; c < blocks * lanes; ++c)
+    rows[c] = c < Columns && given_rows[c] != nullptr ? given_rows[c] : any;
 
   const vec<A> scale = vec<A>::broadcast(factor);
   // In rising order of t and c: what one vector writes beyond its columns, the next one corrects.
-  const auto pack = [&](index_t t, index_t count, auto&& load) FOCUS_LAMBDA_INLINE {
+  index_t t = 0;
+  for (; t + lanes <= depth; t += lanes) {
     vec<A> block[static_cast<std::size_t>(blocks)][static_cast<std::size_t>(lanes)];
     static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
-      static_for<lanes>(
-          [&](auto l) FOCUS_LAMBDA_INLINE { block[b][l] = load(rows[b * lanes + l] + t) * scale; });
+      static_for<lanes>([&](auto l) FOCUS_LAMBDA_INLINE {
+        block[b][l] = load_widened<T, A>(rows[b * lanes + l] + t) * scale;
+      });
       transpose(block[b]);
     });
     static_for<lanes>([&](auto l) FOCUS_LAMBDA_INLINE {
-      if (l >= count) return;
       static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
         block[b][l].store(to + (t + l) * Columns + b * lanes);
       });
     });
-  };
-  index_t t = 0;
-  for (; t + lanes <= depth; t += lanes)
-    pack(t, lanes, [](const T* p) FOCUS_LAMBDA_INLINE { return load_widened<T, A>(p); });
-  if (t < depth)
-    pack(t, depth - t, [&](const T* p) { return load_widened_partial<T, A>(p, depth - t); });
+  }
+  // One by one: nothing behind a row may be read.
+  for (; t < depth; ++t)
+    for (int c = 0; c < Columns; ++c)
+      to[t * Columns + c] = static_cast<A>(widen(rows[c][t])) * factor;
+}
+
+/// The same, from row_of(0) ... row_of(Columns - 1).
+template <int Columns, class A, class RowOf>
+void pack_rows_as_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
+  decltype(row_of(0)) rows[static_cast<std::size_t>(Columns)];
+  for (int c = 0; c < Columns; ++c) rows[c] = row_of(c);
+  pack_columns<Columns>(rows, depth, factor, to);
 }
 
 /// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip
@@ -88,7 +93,7 @@ void pack_strips(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
   constexpr int strip_rows = tile_sizes<A>::strip_rows;
   for (index_t first = 0; first < rows; first += strip_rows)
     with_strip_rows<A>(rows - first, [&](auto strip) {
-      pack_columns<strip()>(
+      pack_rows_as_columns<strip()>(
           [&](int c) -> row_pointer { return first + c < rows ? row_of(first + c) : nullptr; },
           depth, factor, to + first * depth);
     });
@@ -159,7 +164,7 @@ class key_packer {
       const index_t first = task % tasks_a_head * task_panels;
       const index_t last = (std::min)(first + task_panels, panels);
       for (index_t p = first; p < last; ++p) {
-        pack_columns<panel>(
+        pack_rows_as_columns<panel>(
             [&](int c) -> const TK* {
               const index_t token = token_of(p * panel + c);
               return token < 0 ? nullptr : k.row(kv_head, token);
