@@ -32,6 +32,25 @@ void for_each_query_tile(index_t heads, index_t n_q, Exec& exec, F&& body) {
   });
 }
 
+/// How many kv heads to pack and attend to at a time: few, so that what was packed is still in the
+/// cache when it is used; enough to give each thread several tasks. tasks_a_head: of one query
+/// head.
+inline index_t heads_at_once(const attention_shape& shape, index_t tasks_a_head,
+                             index_t threads) noexcept {
+  constexpr index_t tasks_a_thread = 8;
+  if (threads <= 1) return 1;
+  const index_t tasks = (std::max<index_t>)(tasks_a_head * shape.group_size(), 1);
+  return std::clamp<index_t>(ceil_div(tasks_a_thread * threads, tasks), 1,
+                             (std::max<index_t>)(shape.kv_heads, 1));
+}
+
+/// body(arguments of some kv heads and their query heads), until all heads have been in one.
+template <class Arguments, class F>
+void for_each_head_batch(const Arguments& args, index_t heads_at_once, F&& body) {
+  for (index_t first = 0; first < args.shape.kv_heads; first += heads_at_once)
+    body(args.heads_of(first, (std::min)(heads_at_once, args.shape.kv_heads - first)));
+}
+
 /// The pass over keys in token order: local pairs and sinks, which with an unlimited window is
 /// dense attention.
 template <class A>
@@ -65,21 +84,24 @@ template <class Arguments, class A, class Exec, class Attend>
 void run_in_token_order(const Arguments& args, const resolved_score<A>& score, Exec& exec,
                         Attend&& attend) {
   const attention_shape& s = args.shape;
+  const index_t batch =
+      heads_at_once(s, ceil_div(s.n_q, tile_sizes<A>::tile_rows), exec.concurrency());
   scratch_plan plan;
-  const key_packer<A> packer(plan, s.kv_heads, s.n_k, s.head_dim, s.value_dim);
+  const key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
   const query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
   const scratch_memory memory(exec, plan);
 
-  packer.pack(
-      memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
-  for_each_query_tile<A>(s.heads, s.n_q, exec,
-                         [&](index_t head, index_t first, index_t rows, index_t worker) {
-                           query_tile<A> tile(memory, layout, worker);
-                           tile.begin(rows, query_factor(score),
-                                      [&](index_t r) { return args.q.row(head, first + r); });
-                           attend(tile, packer.head(memory, head / s.group_size()), first);
-                           write_rows(args, tile, head, [first](index_t r) { return first + r; });
-                         });
+  for_each_head_batch(args, batch, [&](const Arguments& part) {
+    packer.pack_in_token_order(memory, part.k, part.v, exec);
+    for_each_query_tile<A>(part.shape.heads, s.n_q, exec,
+                           [&](index_t head, index_t first, index_t rows, index_t worker) {
+                             query_tile<A> tile(memory, layout, worker);
+                             tile.begin(rows, query_factor(score),
+                                        [&](index_t r) { return part.q.row(head, first + r); });
+                             attend(tile, packer.head(memory, head / s.group_size()), first);
+                             write_rows(part, tile, head, [first](index_t r) { return first + r; });
+                           });
+  });
 }
 
 template <class Arguments, class A, class Exec>
@@ -114,8 +136,8 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///
-/// Memory: packed copies of K and V, O(n_k d) a kv head. FlashAttention (arXiv 2205.14135), online
-/// softmax (1805.02867).
+/// Memory: packed copies of K and V, O(n_k d), of as many kv heads as keep the threads busy.
+/// FlashAttention (arXiv 2205.14135), online softmax (1805.02867).
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>

@@ -43,6 +43,31 @@ struct attention_arguments {
   attention_shape shape;
 
   [[nodiscard]] constexpr bool wants_lse() const noexcept { return lse.data() != nullptr; }
+
+  /// The same for kv heads [first, first + count) and the query heads that read them.
+  [[nodiscard]] attention_arguments heads_of(index_t first, index_t count) const {
+    attention_arguments part = *this;
+    const index_t group = shape.group_size();
+    part.q = slice(q, first * group, count * group);
+    part.k = slice(k, first, count);
+    part.v = slice(v, first, count);
+    part.out = slice(out, first * group, count * group);
+    if (wants_lse()) part.lse = slice(lse, first * group, count * group);
+    part.shape.heads = count * group;
+    part.shape.kv_heads = count;
+    return part;
+  }
+
+ private:
+  template <class T, int Rank>
+  static tensor_view<T, Rank> slice(const tensor_view<T, Rank>& view, index_t first,
+                                    index_t count) {
+    auto extents = view.extents();
+    extents[0] = count;
+    // A null pointer (nothing in it) stays null.
+    return {view.data() == nullptr ? nullptr : view.data() + first * view.stride(0), extents,
+            view.strides()};
+  }
 };
 
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.

@@ -237,35 +237,39 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
 
+  const index_t batch = detail::heads_at_once(
+      s, detail::ceil_div(s.n_q, detail::tile_sizes<A>::tile_rows), exec.concurrency());
   detail::scratch_plan plan;
-  const detail::key_packer<A> packer(plan, s.kv_heads, s.n_k, s.head_dim, s.value_dim);
+  const detail::key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
   const detail::query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
   const detail::gate_layout<A> gates(plan, exec.concurrency(), s.n_k, groups);
   const detail::scratch_memory memory(exec, plan);
 
-  packer.pack(
-      memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
   gates.pack_keys(memory, g_k, exec);
-  detail::for_each_query_tile<A>(
-      s.heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
-        detail::query_tile<A> tile(memory, layout, worker);
-        tile.begin(rows, detail::query_factor(scoring),
-                   [&](index_t r) { return args.q.row(head, first + r); });
-        A* query_gates = gates.queries(memory, worker);
-        detail::pack_strips(
-            rows, groups, A{1}, [&](index_t r) { return g_q.row(first + r); }, query_gates);
-        for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, resolved.visible_end(first + r)};
-        const auto keys = packer.head(memory, head / s.group_size());
-        const auto key_gates = gates.keys(memory);
-        tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
-                                     index_t strip_first, detail::slot_range block) {
-          detail::attend_gated_block<strip()>(state, keys, block, scoring.softcap, gate,
-                                              query_gates + strip_first * groups, key_gates,
-                                              resolved, first + strip_first, tile.scores(),
-                                              gates.products(memory, worker));
+  const auto key_gates = gates.keys(memory);
+  detail::for_each_head_batch(args, batch, [&](const auto& part) {
+    packer.pack_in_token_order(memory, part.k, part.v, exec);
+    detail::for_each_query_tile<A>(
+        part.shape.heads, s.n_q, exec,
+        [&](index_t head, index_t first, index_t rows, index_t worker) {
+          detail::query_tile<A> tile(memory, layout, worker);
+          tile.begin(rows, detail::query_factor(scoring),
+                     [&](index_t r) { return part.q.row(head, first + r); });
+          A* query_gates = gates.queries(memory, worker);
+          detail::pack_strips(
+              rows, groups, A{1}, [&](index_t r) { return g_q.row(first + r); }, query_gates);
+          for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, resolved.visible_end(first + r)};
+          const auto keys = packer.head(memory, head / s.group_size());
+          tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
+                                       index_t strip_first, detail::slot_range block) {
+            detail::attend_gated_block<strip()>(state, keys, block, scoring.softcap, gate,
+                                                query_gates + strip_first * groups, key_gates,
+                                                resolved, first + strip_first, tile.scores(),
+                                                gates.products(memory, worker));
+          });
+          detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
         });
-        detail::write_rows(args, tile, head, [first](index_t r) { return first + r; });
-      });
+  });
 }
 
 }  // namespace focus::inline FOCUS_ABI

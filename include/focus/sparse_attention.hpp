@@ -119,47 +119,50 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   const bool any_local = resolved.window >= 0 || resolved.sinks > 0;
   const index_t saved_size = detail::query_tile<A>::saved_size(s.value_dim);
   const auto slots = static_cast<index_t>(plan.key_slots().size());
+  const auto tiles = static_cast<index_t>(plan.tiles().size());
+  const index_t batch = detail::heads_at_once(s, tiles, exec.concurrency());
   detail::scratch_plan scratch;
-  const detail::key_packer<A> local_packer(scratch, s.kv_heads, any_local ? s.n_k : 0, s.head_dim,
+  const detail::key_packer<A> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim,
                                            s.value_dim);
-  const detail::key_packer<A> cell_packer(scratch, s.kv_heads, slots, s.head_dim, s.value_dim);
+  const detail::key_packer<A> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
   const detail::query_tile_layout<A> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
-  const std::size_t saved_at = scratch.add<A>(any_local ? s.heads * s.n_q * saved_size : 0);
+  const std::size_t saved_at =
+      scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
   const detail::scratch_memory memory(exec, scratch);
   const auto saved_row = [&](index_t head, index_t i) {
     return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
   };
   const A factor = detail::query_factor(scoring);
 
-  if (any_local) {
-    local_packer.pack(
-        memory, args.k, args.v, [n = s.n_k](index_t slot) { return slot < n ? slot : -1; }, exec);
-    detail::for_each_query_tile<A>(
-        s.heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
-          detail::query_tile<A> tile(memory, layout, worker);
-          tile.begin(rows, factor, [&](index_t r) { return args.q.row(head, first + r); });
-          detail::attend_local(tile, local_packer.head(memory, head / s.group_size()), resolved,
-                               first, scoring.softcap);
-          for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
-        });
-  }
-
-  cell_packer.pack(
-      memory, args.k, args.v,
-      [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
-  exec.parallel_for(
-      static_cast<index_t>(plan.tiles().size()) * s.heads, [&](index_t task, index_t worker) {
-        const index_t head = task % s.heads;
-        const detail::cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / s.heads)];
-        const index_t* row = plan.query_order().data() + rows.begin;
-        detail::query_tile<A> tile(memory, layout, worker);
-        tile.begin(rows.rows, factor, [&](index_t r) { return args.q.row(head, row[r]); });
-        if (any_local)
-          for (index_t r = 0; r < rows.rows; ++r) tile.restore_row(r, saved_row(head, row[r]));
-        detail::attend_distant(tile, cell_packer.head(memory, head / s.group_size()), plan, rows,
-                               resolved, scoring.softcap);
-        detail::write_rows(args, tile, head, [row](index_t r) { return row[r]; });
-      });
+  detail::for_each_head_batch(args, batch, [&](const auto& part) {
+    const index_t heads = part.shape.heads;
+    if (any_local) {
+      local_packer.pack_in_token_order(memory, part.k, part.v, exec);
+      detail::for_each_query_tile<A>(
+          heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
+            detail::query_tile<A> tile(memory, layout, worker);
+            tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
+            detail::attend_local(tile, local_packer.head(memory, head / s.group_size()), resolved,
+                                 first, scoring.softcap);
+            for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
+          });
+    }
+    cell_packer.pack(
+        memory, part.k, part.v,
+        [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
+    exec.parallel_for(tiles * heads, [&](index_t task, index_t worker) {
+      const index_t head = task % heads;
+      const detail::cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
+      const index_t* row = plan.query_order().data() + rows.begin;
+      detail::query_tile<A> tile(memory, layout, worker);
+      tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
+      if (any_local)
+        for (index_t r = 0; r < rows.rows; ++r) tile.restore_row(r, saved_row(head, row[r]));
+      detail::attend_distant(tile, cell_packer.head(memory, head / s.group_size()), plan, rows,
+                             resolved, scoring.softcap);
+      detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
+    });
+  });
 }
 
 }  // namespace focus::inline FOCUS_ABI

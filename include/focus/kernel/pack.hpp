@@ -122,7 +122,7 @@ struct packed_keys {
   [[nodiscard]] static constexpr index_t value_stride(index_t slots) noexcept { return slots + 1; }
 };
 
-/// Packs the keys of all kv heads: where in the scratch memory they lie, and the loop that fills
+/// Packs the keys of some kv heads: where in the scratch memory they lie, and the loop that fills
 /// it.
 template <class A>
 class key_packer {
@@ -133,7 +133,7 @@ class key_packer {
   static constexpr index_t task_panels = 8;
 
  public:
-  /// Plans room for `slots` (rounded up to whole panels) of each of kv_heads heads.
+  /// Plans room for `slots` (rounded up to whole panels) of each of up to kv_heads heads.
   key_packer(scratch_plan& plan, index_t kv_heads, index_t slots, index_t head_dim,
              index_t value_dim)
       : kv_heads_(kv_heads),
@@ -154,12 +154,13 @@ class key_packer {
             value_dim_};
   }
 
-  /// token_of(slot): the token to be packed at that slot, or -1 for none.
+  /// Packs all heads of k and v. token_of(slot): the token to be packed at that slot, or -1 for
+  /// none.
   template <class TK, class TV, class TokenOf, class Exec>
   void pack(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
             const tensor_view<const TV, 3>& v, TokenOf&& token_of, Exec& exec) const {
     const index_t panels = slots_ / panel, tasks_a_head = ceil_div(panels, task_panels);
-    exec.parallel_for(kv_heads_ * tasks_a_head, [&](index_t task, index_t) {
+    exec.parallel_for(k.extent(0) * tasks_a_head, [&](index_t task, index_t) {
       const index_t kv_head = task / tasks_a_head;
       const index_t first = task % tasks_a_head * task_panels;
       const index_t last = (std::min)(first + task_panels, panels);
@@ -179,6 +180,14 @@ class key_packer {
         nonfinite(memory, kv_head)[p] = nonfinite_value;
       }
     });
+  }
+
+  /// Packs all heads of k and v, token t at slot t.
+  template <class TK, class TV, class Exec>
+  void pack_in_token_order(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
+                           const tensor_view<const TV, 3>& v, Exec& exec) const {
+    pack(
+        memory, k, v, [n = k.extent(1)](index_t slot) { return slot < n ? slot : -1; }, exec);
   }
 
  private:
