@@ -20,7 +20,7 @@ inline constexpr index_t max_groups = 64;
 /// pattern_options::window: no local pairs at all.
 inline constexpr index_t no_window = -1;
 /// pattern_options::window: every pair is local, which is dense attention.
-inline constexpr index_t unlimited_window = std::numeric_limits<index_t>::max();
+inline constexpr index_t unlimited_window = (std::numeric_limits<index_t>::max)();
 
 /// Which pairs are visible whatever their groups (the paper's local pairs, w), and where the
 /// queries stand.

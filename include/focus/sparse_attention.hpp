@@ -2,6 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <string>
 
 #include "focus/attention.hpp"
 #include "focus/attention_arguments.hpp"
@@ -15,16 +19,23 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// Sets the limits of a tile's rows to the keys of `cell` that are distant from each of them. Rows
-/// and keys both go up in position, so the limits are found by walking along, not by searching.
+/// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
+/// below limit(row). Rows and keys both go up in position: after a search for the first row, the
+/// others walk along.
 template <class A, class Limit>
-void set_distant_limits(query_tile<A>& tile, const cell& keys, std::span<const index_t> slots,
-                        Limit&& limit) {
-  const auto first = slots.begin() + keys.begin, last = slots.begin() + keys.end;
-  auto at = std::lower_bound(first, last, limit(0));
+void limit_rows_to_prefix(query_tile<A>& tile, const cell& keys, std::span<const index_t> slots,
+                          Limit&& limit) {
+  const auto position = [&](index_t slot) {
+    return slots[static_cast<std::size_t>(slot)];
+  };
+  index_t end = keys.begin;
+  for (auto step =
+           static_cast<index_t>(std::bit_floor(static_cast<std::uint64_t>(keys.end - keys.begin)));
+       step > 0; step /= 2)
+    if (end + step <= keys.end && position(end + step - 1) < limit(0)) end += step;
   for (index_t r = 0; r < tile.rows(); ++r) {
-    while (at != last && *at < limit(r)) ++at;
-    tile.limit(r) = {keys.begin, static_cast<index_t>(at - slots.begin())};
+    while (end < keys.end && position(end) < limit(r)) ++end;
+    tile.limit(r) = {keys.begin, end};
   }
 }
 
@@ -44,12 +55,12 @@ void attend_distant(query_tile<A>& tile, const packed_keys<A>& keys, const routi
       else
         tile.attend(keys, softcap, excluded_groups{plan.slot_masks().data(), met});
     };
-    set_distant_limits(tile, c, plan.key_slots(),
-                       [&](index_t r) { return pattern.distant_before(row[r]); });
+    limit_rows_to_prefix(tile, c, plan.key_slots(),
+                         [&](index_t r) { return pattern.distant_before(row[r]); });
     attend();
     if (pattern.causal) continue;
-    set_distant_limits(tile, c, plan.key_slots(),
-                       [&](index_t r) { return pattern.distant_after(row[r]); });
+    limit_rows_to_prefix(tile, c, plan.key_slots(),
+                         [&](index_t r) { return pattern.distant_after(row[r]); });
     for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
     attend();
   }

@@ -1,7 +1,7 @@
 // The vector layer: the one type `vec<A>` (A float or double) over which all tile algorithms are
 // written, chosen at compile time. Besides load, store, broadcast and + - * / it offers
 //   fma(a, b, c)              a * b + c
-//   max(a, b), min(a, b)      b where either is NaN, so that a NaN in b survives
+//   maximum(a, b), minimum(a, b)  b where either is NaN, so that a NaN in b survives
 //   zero_where_less(x, a, b)  x, with 0 where a < b
 //   round(x)                  to the nearest integer
 //   scale_by_power(x, n)      x * 2^n for integers n that keep x normal

@@ -69,16 +69,16 @@ inline avx2_float fma(avx2_float a, avx2_float b, avx2_float c) noexcept {
 inline avx2_double fma(avx2_double a, avx2_double b, avx2_double c) noexcept {
   return {_mm256_fmadd_pd(a.v, b.v, c.v)};
 }
-inline avx2_float max(avx2_float a, avx2_float b) noexcept {
+inline avx2_float maximum(avx2_float a, avx2_float b) noexcept {
   return {_mm256_max_ps(a.v, b.v)};
 }
-inline avx2_double max(avx2_double a, avx2_double b) noexcept {
+inline avx2_double maximum(avx2_double a, avx2_double b) noexcept {
   return {_mm256_max_pd(a.v, b.v)};
 }
-inline avx2_float min(avx2_float a, avx2_float b) noexcept {
+inline avx2_float minimum(avx2_float a, avx2_float b) noexcept {
   return {_mm256_min_ps(a.v, b.v)};
 }
-inline avx2_double min(avx2_double a, avx2_double b) noexcept {
+inline avx2_double minimum(avx2_double a, avx2_double b) noexcept {
   return {_mm256_min_pd(a.v, b.v)};
 }
 

@@ -69,16 +69,16 @@ inline avx512_float fma(avx512_float a, avx512_float b, avx512_float c) noexcept
 inline avx512_double fma(avx512_double a, avx512_double b, avx512_double c) noexcept {
   return {_mm512_fmadd_pd(a.v, b.v, c.v)};
 }
-inline avx512_float max(avx512_float a, avx512_float b) noexcept {
+inline avx512_float maximum(avx512_float a, avx512_float b) noexcept {
   return {_mm512_max_ps(a.v, b.v)};
 }
-inline avx512_double max(avx512_double a, avx512_double b) noexcept {
+inline avx512_double maximum(avx512_double a, avx512_double b) noexcept {
   return {_mm512_max_pd(a.v, b.v)};
 }
-inline avx512_float min(avx512_float a, avx512_float b) noexcept {
+inline avx512_float minimum(avx512_float a, avx512_float b) noexcept {
   return {_mm512_min_ps(a.v, b.v)};
 }
-inline avx512_double min(avx512_double a, avx512_double b) noexcept {
+inline avx512_double minimum(avx512_double a, avx512_double b) noexcept {
   return {_mm512_min_pd(a.v, b.v)};
 }
 

@@ -61,12 +61,12 @@ FOCUS_ALWAYS_INLINE generic_vector<A> fma(generic_vector<A> a, generic_vector<A>
   return generic_vector<A>::map([&](std::size_t l) { return a.lane[l] * b.lane[l] + c.lane[l]; });
 }
 template <class A>
-FOCUS_ALWAYS_INLINE generic_vector<A> max(generic_vector<A> a, generic_vector<A> b) noexcept {
+FOCUS_ALWAYS_INLINE generic_vector<A> maximum(generic_vector<A> a, generic_vector<A> b) noexcept {
   return generic_vector<A>::map(
       [&](std::size_t l) { return a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l]; });
 }
 template <class A>
-FOCUS_ALWAYS_INLINE generic_vector<A> min(generic_vector<A> a, generic_vector<A> b) noexcept {
+FOCUS_ALWAYS_INLINE generic_vector<A> minimum(generic_vector<A> a, generic_vector<A> b) noexcept {
   return generic_vector<A>::map(
       [&](std::size_t l) { return a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l]; });
 }

@@ -234,7 +234,8 @@ void exponentiate(const strip_state<A>& strip, A* scores, index_t count, A* resc
   for (int r = 0; r < Rows; ++r) {
     const A* row = scores + r * tile_sizes<A>::score_stride;
     vec<A> highest = vec<A>::load(row);
-    for (index_t j = lanes; j < count; j += lanes) highest = max(highest, vec<A>::load(row + j));
+    for (index_t j = lanes; j < count; j += lanes)
+      highest = maximum(highest, vec<A>::load(row + j));
     const A block_top = reduce_max(highest);
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
@@ -300,9 +301,9 @@ FOCUS_NOINLINE void accumulate_seen_values(const strip_state<A>& strip, const pa
 template <class A>
 bool has_nonfinite_values(const packed_keys<A>& keys, slot_range seen) noexcept {
   constexpr int panel = tile_sizes<A>::panel;
-  const std::uint8_t* flags = keys.nonfinite_values;
-  return std::any_of(flags + seen.begin / panel, flags + ceil_div(seen.end, panel),
-                     [](std::uint8_t flag) { return flag != 0; });
+  for (index_t p = seen.begin / panel; p < ceil_div(seen.end, panel); ++p)
+    if (keys.nonfinite_values[p] != 0) return true;
+  return false;
 }
 
 /// One strip against the slots of `block` (begin on a panel border, at most block_keys of them):

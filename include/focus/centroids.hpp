@@ -1,0 +1,336 @@
+// Eq. 1: how well each token fits each group, S = (H W_g) C^T.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/overlap.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+
+/// The trained router of one layer: all that Focus trains. T is any storage type.
+template <class T>
+struct centroid_params {
+  /// W_g [d_model, d_group]
+  matrix_view<const T> projection;
+  /// C [K, d_group], 1 <= K <= 64
+  matrix_view<const T> centroids;
+  /// [d_group], added after the projection; empty: none
+  std::span<const T> bias = {};
+  /// cosine: projected tokens (with their bias) and centroids are scaled to length 1
+  similarity metric = similarity::dot;
+};
+
+namespace detail {
+
+/// The type in which products of hidden states and centroids are summed.
+template <class H, class T>
+using centroid_accumulator = std::common_type_t<accumulator_t<H>, accumulator_t<T>>;
+
+/// to[r] += rows[r] * panel for Rows rows, each row's sum in rising order of t: its bits do not
+/// depend on the rows beside it.
+template <int Rows, int Vectors, class A>
+FOCUS_NOINLINE void add_rows_times_panel(const A* const (&rows)[Rows], const A* panel,
+                                         index_t depth, A* to, index_t to_stride) {
+  constexpr int lanes = vec<A>::width;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+    sum[i / Vectors][i % Vectors] =
+        vec<A>::load(to + i / Vectors * to_stride + i % Vectors * lanes);
+  });
+  const A* row[Rows];
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE { row[r] = rows[r]; });
+  for (index_t t = 0; t < depth; ++t, panel += tile_sizes<A>::panel) {
+    vec<A> column[Vectors];
+    static_for<Vectors>([&](auto v)
+                            FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(panel + v * lanes); });
+    static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+      const vec<A> element = vec<A>::broadcast(row[r][t]);
+      static_for<Vectors>(
+          [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v] = fma(element, column[v], sum[r][v]); });
+    });
+  }
+  static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+    sum[i / Vectors][i % Vectors].store(to + i / Vectors * to_stride + i % Vectors * lanes);
+  });
+}
+
+/// to[r] += rows[r] * matrix, the matrix packed in panels that lie panel_stride apart.
+template <int Rows, class A>
+void add_rows_times_panels(const A* const (&rows)[Rows], const A* panels, index_t panel_stride,
+                           index_t depth, index_t columns, A* to, index_t to_stride) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t c = 0; c < columns; c += panel, panels += panel_stride) {
+    if (columns - c > lanes)
+      add_rows_times_panel<Rows, 2>(rows, panels, depth, to + c, to_stride);
+    else
+      add_rows_times_panel<Rows, 1>(rows, panels, depth, to + c, to_stride);
+  }
+}
+
+/// Widens `count` elements; zeros behind them up to a whole vector.
+template <class T, class A>
+void widen_row(const T* from, index_t count, A* to) {
+  constexpr int lanes = vec<A>::width;
+  index_t t = 0;
+  for (; t + lanes <= count; t += lanes) load_widened<T, A>(from + t).store(to + t);
+  if (t < count) load_widened_partial<T, A>(from + t, count - t).store(to + t);
+}
+
+/// Scales x (whole vectors, zeros behind its elements) to length 1; a zero vector stays zero.
+template <class A>
+void normalize(A* x, index_t padded_count) {
+  constexpr int lanes = vec<A>::width;
+  const auto divide_by = [&](A divisor) {
+    for (index_t c = 0; c < padded_count; c += lanes)
+      (vec<A>::load(x + c) / vec<A>::broadcast(divisor)).store(x + c);
+  };
+  vec<A> highest = vec<A>::zero();
+  for (index_t c = 0; c < padded_count; c += lanes) {
+    const vec<A> v = vec<A>::load(x + c);
+    highest = maximum(highest, maximum(v, vec<A>::zero() - v));
+  }
+  // By the largest magnitude first: the squares of very large or small elements leave the range.
+  const A largest = reduce_max(highest);
+  if (largest > 0) divide_by(largest);
+  vec<A> squares = vec<A>::zero();
+  for (index_t c = 0; c < padded_count; c += lanes) {
+    const vec<A> v = vec<A>::load(x + c);
+    squares = fma(v, v, squares);
+  }
+  const A squared_length = reduce_add(squares);
+  if (squared_length != 0) divide_by(std::sqrt(squared_length));
+}
+
+/// Eq. 1 strip by strip: W_g and C are packed into panels once, then each strip of tokens is
+/// projected and scored while its sums are in registers and L1.
+template <class A>
+class centroid_scorer {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+  /// Elements of a hidden state between two visits to the sums of its projection. The strip's
+  /// elements and the panel's (depth x (strip_rows + panel) x sizeof(A): 22 KiB with AVX2) share
+  /// the L1 cache.
+  static constexpr index_t depth_block = 1024 / static_cast<int>(sizeof(A));
+
+ public:
+  /// Tokens in a task.
+  static constexpr index_t task_rows = tile_sizes<A>::tile_rows;
+
+  centroid_scorer(scratch_plan& plan, index_t workers, index_t model_dim, index_t group_dim,
+                  index_t groups, similarity metric)
+      : model_dim_(model_dim),
+        group_dim_(group_dim),
+        groups_(groups),
+        metric_(metric),
+        projected_stride_(round_up(group_dim, panel)),
+        scores_stride_(round_up(groups, panel)) {
+    projection_at_ = plan.add<A>(model_dim * projected_stride_);
+    bias_at_ = plan.add<A>(projected_stride_);
+    centroid_rows_at_ = plan.add<A>(groups * projected_stride_);
+    centroids_at_ = plan.add<A>(group_dim * scores_stride_ + lanes);
+    strips_at_ = plan.add<A>(workers * strip_stride());
+  }
+
+  template <class T>
+  void pack(const scratch_memory& memory, const centroid_params<T>& params) const {
+    A* const projection = memory.at<A>(projection_at_);
+    for (index_t t = 0; t < model_dim_; ++t)
+      for (index_t c = 0; c < projected_stride_; c += lanes) {
+        const T* from = params.projection.row(t) + c;
+        const index_t count = group_dim_ - c;
+        const vec<A> x = count >= lanes ? load_widened<T, A>(from)
+                         : count > 0    ? load_widened_partial<T, A>(from, count)
+                                        : vec<A>::zero();
+        x.store(projection + (c / panel * model_dim_ + t) * panel + c % panel);
+      }
+
+    A* const bias = memory.at<A>(bias_at_);
+    fill(bias, bias + projected_stride_, A{0});
+    if (!params.bias.empty()) widen_row(params.bias.data(), group_dim_, bias);
+
+    A* const rows = memory.at<A>(centroid_rows_at_);
+    for (index_t g = 0; g < groups_; ++g) {
+      A* const row = rows + g * projected_stride_;
+      fill(row, row + projected_stride_, A{0});
+      widen_row(params.centroids.row(g), group_dim_, row);
+      if (metric_ == similarity::cosine) normalize(row, projected_stride_);
+    }
+    for (index_t g = 0; g < groups_; g += panel)
+      pack_rows_as_columns<panel>(
+          [&](int c) -> const A* {
+            return g + c < groups_ ? rows + (g + c) * projected_stride_ : nullptr;
+          },
+          group_dim_, A{1}, memory.at<A>(centroids_at_) + g * group_dim_);
+  }
+
+  /// take(token, scores): the scores of each token, as whole vectors whose lanes from K on mean
+  /// nothing.
+  template <class H, class Take, class Exec>
+  void score(const scratch_memory& memory, const matrix_view<const H>& hidden, Exec& exec,
+             Take&& take) const {
+    const index_t n = hidden.extent(0);
+    exec.parallel_for(ceil_div(n, task_rows), [&](index_t task, index_t worker) {
+      const index_t end = (std::min)((task + 1) * task_rows, n);
+      for (index_t first = task * task_rows; first < end; first += strip_rows)
+        with_strip_rows<A>(end - first, [&](auto rows) {
+          score_strip<rows()>(memory, hidden, first, (std::min<index_t>)(rows(), end - first),
+                              worker, take);
+        });
+    });
+  }
+
+ private:
+  /// Elements of one worker's scratch: projected tokens, scores, widened hidden states.
+  [[nodiscard]] index_t strip_stride() const noexcept {
+    return strip_rows * (projected_stride_ + scores_stride_ + depth_block);
+  }
+
+  /// A strip of `count` tokens, filled up to Rows with its last one.
+  template <int Rows, class H, class Take>
+  void score_strip(const scratch_memory& memory, const matrix_view<const H>& hidden, index_t first,
+                   index_t count, index_t worker, Take&& take) const {
+    A* const projected = memory.at<A>(strips_at_) + worker * strip_stride();
+    A* const scores = projected + strip_rows * projected_stride_;
+    A* const widened = scores + strip_rows * scores_stride_;
+
+    const H* token[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      token[r] = hidden.row(first + (std::min<index_t>)(r, count - 1));
+      const A* bias = memory.at<A>(bias_at_);
+      copy(bias, bias + projected_stride_, projected + r * projected_stride_);
+    }
+    const A* operand[Rows];
+    for (index_t t = 0; t < model_dim_; t += depth_block) {
+      const index_t depth = (std::min)(depth_block, model_dim_ - t);
+      for (int r = 0; r < Rows; ++r) {
+        if constexpr (std::same_as<H, A>) {
+          operand[r] = token[r] + t;
+        } else {
+          widen_row(token[r] + t, depth, widened + r * depth_block);
+          operand[r] = widened + r * depth_block;
+        }
+      }
+      add_rows_times_panels<Rows>(operand, memory.at<A>(projection_at_) + t * panel,
+                                  model_dim_ * panel, depth, group_dim_, projected,
+                                  projected_stride_);
+    }
+    for (int r = 0; r < Rows; ++r) {
+      A* const row = projected + r * projected_stride_;
+      if (metric_ == similarity::cosine) {
+        fill(row + group_dim_, row + projected_stride_, A{0});  // may be inf * 0 by now
+        normalize(row, projected_stride_);
+      }
+      operand[r] = row;
+      fill(scores + r * scores_stride_, scores + (r + 1) * scores_stride_, A{0});
+    }
+    add_rows_times_panels<Rows>(operand, memory.at<A>(centroids_at_), group_dim_ * panel,
+                                group_dim_, groups_, scores, scores_stride_);
+    for (index_t r = 0; r < count; ++r) take(first + r, scores + r * scores_stride_);
+  }
+
+  index_t model_dim_, group_dim_, groups_;
+  similarity metric_;
+  index_t projected_stride_, scores_stride_;  // whole panels
+  std::size_t projection_at_ = 0;             // [d_group / panel][d_model][panel]
+  std::size_t bias_at_ = 0;                   // [projected_stride]
+  std::size_t centroid_rows_at_ = 0;          // [K][projected_stride]
+  std::size_t centroids_at_ = 0;              // [K / panel][d_group][panel]
+  std::size_t strips_at_ = 0;                 // [workers][strip_stride()]
+};
+
+/// Checks what centroid_scores and route have in common; throws invalid_argument.
+template <class H, class T>
+void check_centroid_arguments(const char* function, const matrix_view<const H>& hidden,
+                              const centroid_params<T>& params) {
+  const index_t model_dim = params.projection.extent(0), group_dim = params.projection.extent(1);
+  const index_t groups = params.centroids.extent(0);
+  if (hidden.extent(1) != model_dim)
+    fail_argument(function, "hidden",
+                  "shape [n, d_model = " + std::to_string(model_dim) + " of params.projection]",
+                  describe_shape(hidden.extents()));
+  require(groups >= 1 && groups <= max_groups, function, "params.centroids", "1 to 64 groups",
+          groups);
+  require_shape(params.centroids, {groups, group_dim}, function, "params.centroids");
+  require_data(hidden, function, "hidden");
+  require_data(params.projection, function, "params.projection");
+  require_data(params.centroids, function, "params.centroids");
+  if (!params.bias.empty()) {
+    require_length(params.bias.size(), group_dim, function, "params.bias");
+    require_data(span_view(params.bias), function, "params.bias");
+  }
+}
+
+/// Refuses an output that shares an element with the hidden states or the router.
+template <class Out, int Rank, class H, class T>
+void require_disjoint_from_centroids(const tensor_view<Out, Rank>& out, const char* out_name,
+                                     const matrix_view<const H>& hidden,
+                                     const centroid_params<T>& params, const char* function) {
+  require_disjoint(out, out_name, hidden, "hidden", function);
+  require_disjoint(out, out_name, params.projection, "params.projection", function);
+  require_disjoint(out, out_name, params.centroids, "params.centroids", function);
+  require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
+}
+
+}  // namespace detail
+
+/// Centroid scores (Eq. 1 of arXiv 2604.03260):
+///
+///   S = Z C^T,   Z = H W_g + bias
+///
+/// or, with similarity::cosine, the same with the rows of Z and C scaled to length 1, where a zero
+/// vector gives scores of 0. The scores of a token depend on that token alone: the same bits in a
+/// batch of any size, for any number of threads.
+///
+/// @param hidden  H [n, d_model], any storage type
+/// @param params  W_g [d_model, d_group], C [K, d_group], bias, metric
+/// @param scores  S [n, K]. May not overlap another argument
+/// @param exec    where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// Sums are in float, or in double where hidden or params are double.
+template <tensor_like<2> Hidden, scalar T, mutable_tensor_like<2> Scores,
+          class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void centroid_scores(const Hidden& hidden, const centroid_params<T>& params, Scores&& scores,
+                     Exec&& exec = {}) {
+  constexpr const char* name = "centroid_scores";
+  const auto h = detail::as_const_view(hidden);
+  const auto s = detail::as_view(scores);
+  detail::check_centroid_arguments(name, h, params);
+  const index_t n = h.extent(0), groups = params.centroids.extent(0);
+  detail::require_shape(s, {n, groups}, name, "scores");
+  detail::require_data(s, name, "scores");
+  detail::require_distinct_elements(s, "scores", name);
+  detail::require_disjoint_from_centroids(s, "scores", h, params, name);
+  if (n == 0) return;
+
+  using A = detail::centroid_accumulator<detail::element_of<Hidden>, T>;
+  using score_type = detail::element_of<Scores>;
+  detail::scratch_plan plan;
+  const detail::centroid_scorer<A> scorer(plan, exec.concurrency(), h.extent(1),
+                                          params.projection.extent(1), groups, params.metric);
+  const detail::scratch_memory memory(exec, plan);
+  scorer.pack(memory, params);
+  scorer.score(memory, h, exec, [&](index_t token, const A* row) {
+    for (index_t g = 0; g < groups; ++g)
+      s(token, g) = detail::narrow<score_type>(static_cast<accumulator_t<score_type>>(row[g]));
+  });
+}
+
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,161 @@
+// Attention over two disjoint sets of keys, merged exactly.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <type_traits>
+
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/overlap.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// The shares of two states in their merged one, and its logsumexp.
+struct merge_weights {
+  double a = 0, b = 0, lse = 0;
+};
+
+/// lse_a and lse_b are natural logarithms, neither of them -inf.
+inline merge_weights weigh_states(double lse_a, double lse_b) noexcept {
+  const double top = lse_a < lse_b ? lse_b : lse_a;
+  const double a = std::exp(lse_a - top), b = std::exp(lse_b - top), sum = a + b;
+  return {a / sum, b / sum, top + std::log(sum)};
+}
+
+/// Copies a row; its bits, where no conversion is asked for.
+template <class From, class To>
+void copy_row(const From* from, index_t count, To* to) {
+  for (index_t c = 0; c < count; ++c) {
+    if constexpr (std::same_as<From, To>)
+      to[c] = from[c];
+    else
+      to[c] = narrow<To>(static_cast<accumulator_t<To>>(widen(from[c])));
+  }
+}
+
+/// to = weight_a * a + weight_b * b. `to` may be a or b.
+template <class A, class TA, class TB, class TOut>
+void mix_rows(A weight_a, const TA* a, A weight_b, const TB* b, index_t count, TOut* to) {
+  constexpr int lanes = vec<A>::width;
+  const vec<A> factor_a = vec<A>::broadcast(weight_a), factor_b = vec<A>::broadcast(weight_b);
+  for (index_t c = 0; c < count; c += lanes) {
+    const index_t length = (std::min<index_t>)(lanes, count - c);
+    const vec<A> x = length == lanes ? load_widened(a + c) : load_widened_partial(a + c, length);
+    const vec<A> y = length == lanes ? load_widened(b + c) : load_widened_partial(b + c, length);
+    store_narrowed(fma(x, factor_a, y * factor_b), to + c, length);
+  }
+}
+
+/// Refuses an output that shares an element with an input, unless it is that very tensor.
+template <class Out, class In, int Rank>
+void require_same_or_disjoint(const tensor_view<Out, Rank>& out, const char* out_name,
+                              const tensor_view<const In, Rank>& other, const char* other_name,
+                              const char* function) {
+  if constexpr (std::same_as<Out, In>)
+    if (out.data() == other.data() && out.strides() == other.strides()) return;
+  require_disjoint(out, out_name, other, other_name, function);
+}
+
+}  // namespace detail
+
+/// The attention state (out, lse) over the union of two disjoint sets of keys, from the states over
+/// each:
+///
+///   lse = log(exp(lse_a) + exp(lse_b)),   out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
+///
+/// A state with an lse of -inf is empty: the other one is then copied bit for bit, whatever out
+/// holds beside the -inf; of two empty states the result is zeros and -inf.
+///
+/// @param out_a  [heads, n, value_dim], any strides but the last and any storage type, like out_b
+/// and out
+/// @param lse_a  [heads, n], natural logarithm, float or double, like lse_b and lse
+/// @param out_b  [heads, n, value_dim]
+/// @param lse_b  [heads, n]
+/// @param out    [heads, n, value_dim]. May be out_a or out_b itself (same memory, strides and
+/// type), and overlap nothing else
+/// @param lse    [heads, n]. May be lse_a or lse_b itself, and overlap nothing else
+/// @param exec   where the loops run
+/// @throws invalid_argument before anything is written
+template <tensor_like<3> OutA, tensor_like<2> LseA, tensor_like<3> OutB, tensor_like<2> LseB,
+          mutable_tensor_like<3> Out, mutable_tensor_like<2> Lse, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& out_b,
+                            const LseB& lse_b, Out&& out, Lse&& lse, Exec&& exec = {}) {
+  constexpr const char* name = "merge_attention_states";
+  using A = accumulator_t<detail::element_of<Out>>;
+  static_assert(std::same_as<A, accumulator_t<detail::element_of<OutA>>> &&
+                    std::same_as<A, accumulator_t<detail::element_of<OutB>>>,
+                "focus: out_a, out_b and out must all be double, or all be types whose sums are "
+                "float.");
+  using lse_type = detail::element_of<Lse>;
+  static_assert(std::floating_point<lse_type> && std::floating_point<detail::element_of<LseA>> &&
+                    std::floating_point<detail::element_of<LseB>>,
+                "focus: lse_a, lse_b and lse must be float or double.");
+  const auto o_a = detail::as_const_view(out_a);
+  const auto o_b = detail::as_const_view(out_b);
+  const auto l_a = detail::as_const_view(lse_a);
+  const auto l_b = detail::as_const_view(lse_b);
+  const auto o = detail::as_view(out);
+  const auto l = detail::as_view(lse);
+
+  const index_t heads = o_a.extent(0), n = o_a.extent(1), value_dim = o_a.extent(2);
+  detail::require_shape(l_a, {heads, n}, name, "lse_a");
+  detail::require_shape(o_b, {heads, n, value_dim}, name, "out_b");
+  detail::require_shape(l_b, {heads, n}, name, "lse_b");
+  detail::require_shape(o, {heads, n, value_dim}, name, "out");
+  detail::require_shape(l, {heads, n}, name, "lse");
+  detail::require_data(o_a, name, "out_a");
+  detail::require_data(l_a, name, "lse_a");
+  detail::require_data(o_b, name, "out_b");
+  detail::require_data(l_b, name, "lse_b");
+  detail::require_data(o, name, "out");
+  detail::require_data(l, name, "lse");
+  detail::require_distinct_elements(o, "out", name);
+  detail::require_distinct_elements(l, "lse", name);
+  detail::require_same_or_disjoint(o, "out", o_a, "out_a", name);
+  detail::require_same_or_disjoint(o, "out", o_b, "out_b", name);
+  detail::require_disjoint(o, "out", l_a, "lse_a", name);
+  detail::require_disjoint(o, "out", l_b, "lse_b", name);
+  detail::require_disjoint(o, "out", l, "lse", name);
+  detail::require_same_or_disjoint(l, "lse", l_a, "lse_a", name);
+  detail::require_same_or_disjoint(l, "lse", l_b, "lse_b", name);
+  detail::require_disjoint(l, "lse", o_a, "out_a", name);
+  detail::require_disjoint(l, "lse", o_b, "out_b", name);
+
+  constexpr index_t task_rows = 64;
+  const index_t tasks_a_head = detail::ceil_div(n, task_rows);
+  exec.parallel_for(heads * tasks_a_head, [&](index_t task, index_t) {
+    const index_t h = task / tasks_a_head, first = task % tasks_a_head * task_rows;
+    for (index_t i = first; i < (std::min)(first + task_rows, n); ++i) {
+      const auto a = l_a(h, i);
+      const auto b = l_b(h, i);
+      const bool a_empty = detail::is_minus_infinity(a), b_empty = detail::is_minus_infinity(b);
+      auto* const row = o.row(h, i);
+      if (a_empty && b_empty) {
+        detail::fill(row, row + value_dim, detail::narrow<detail::element_of<Out>>(A{0}));
+        l(h, i) = detail::minus_infinity<lse_type>();
+      } else if (b_empty) {
+        detail::copy_row(o_a.row(h, i), value_dim, row);
+        l(h, i) = static_cast<lse_type>(a);
+      } else if (a_empty) {
+        detail::copy_row(o_b.row(h, i), value_dim, row);
+        l(h, i) = static_cast<lse_type>(b);
+      } else {
+        const detail::merge_weights w =
+            detail::weigh_states(static_cast<double>(a), static_cast<double>(b));
+        detail::mix_rows(static_cast<A>(w.a), o_a.row(h, i), static_cast<A>(w.b), o_b.row(h, i),
+                         value_dim, row);
+        l(h, i) = static_cast<lse_type>(w.lse);
+      }
+    }
+  });
+}
+
+}  // namespace focus::inline FOCUS_ABI
