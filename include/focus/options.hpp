@@ -9,6 +9,7 @@
 
 #include "focus/config.hpp"
 #include "focus/error.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -94,7 +95,7 @@ struct resolved_pattern {
   }
   /// The sinks that query i sees: [0, sink_end(i)).
   [[nodiscard]] constexpr index_t sink_end(index_t i) const noexcept {
-    return std::min(sinks, visible_end(i));
+    return (std::min)(sinks, visible_end(i));
   }
   /// The local keys of query i.
   [[nodiscard]] constexpr key_range local(index_t i) const noexcept {
@@ -108,11 +109,12 @@ struct resolved_pattern {
   /// causal, in [max(sinks, distant_after(i)), n_k).
   [[nodiscard]] constexpr index_t distant_before(index_t i) const noexcept {
     const index_t p = i + query_offset;
-    return std::min(visible_end(i), std::clamp<index_t>(p - window, 0, n_k));
+    return (std::min)(visible_end(i), std::clamp<index_t>(p - window, 0, n_k));
   }
   [[nodiscard]] constexpr index_t distant_after(index_t i) const noexcept {
     if (causal) return n_k;
-    return std::max(distant_before(i), std::clamp<index_t>(i + query_offset + window + 1, 0, n_k));
+    return (std::max)(distant_before(i),
+                      std::clamp<index_t>(i + query_offset + window + 1, 0, n_k));
   }
 };
 
@@ -133,8 +135,8 @@ inline resolved_pattern resolve(const pattern_options& pattern, index_t n_q, ind
   r.query_offset = pattern.query_offset.value_or(n_k - n_q);
   // No difference of positions exceeds |offset| + n_q + n_k.
   const index_t offset = r.query_offset < 0 ? -r.query_offset : r.query_offset;
-  r.window = std::min(pattern.window, offset + n_q + n_k);
-  r.sinks = std::min(pattern.sink_tokens, n_k);
+  r.window = (std::min)(pattern.window, offset + n_q + n_k);
+  r.sinks = (std::min)(pattern.sink_tokens, n_k);
   return r;
 }
 
@@ -147,7 +149,8 @@ struct resolved_score {
 
 inline void validate(const score_options& score, const char* function) {
   if (score.softcap)
-    require(*score.softcap >= 0.0f, function, "softcap", "at least 0", *score.softcap);
+    require(!is_nan(*score.softcap) && *score.softcap >= 0.0f, function, "softcap", "at least 0",
+            *score.softcap);
 }
 
 template <class A>
@@ -158,7 +161,8 @@ resolved_score<A> resolve(const score_options& score, index_t head_dim) noexcept
 }
 
 inline void validate(const sinkhorn_options& options, const char* function) {
-  require(options.temperature > 0.0f, function, "temperature", "above 0", options.temperature);
+  require(!is_nan(options.temperature) && options.temperature > 0.0f, function, "temperature",
+          "above 0", options.temperature);
   require(options.iterations >= 0, function, "iterations", "at least 0", options.iterations);
 }
 

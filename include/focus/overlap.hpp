@@ -63,8 +63,8 @@ class overlap_search {
     }
     // offset + step * stride + [reach] must be able to come back to zero.
     const difference_dimension& d = dimensions_[level];
-    const std::int64_t first = std::max(d.low, ceil_div(-offset - reach_high, d.stride));
-    const std::int64_t last = std::min(d.high, floor_div(-offset - reach_low, d.stride));
+    const std::int64_t first = (std::max)(d.low, ceil_div(-offset - reach_high, d.stride));
+    const std::int64_t last = (std::min)(d.high, floor_div(-offset - reach_low, d.stride));
     for (std::int64_t step = first; step <= last; ++step)
       if (meets(level + 1, offset + step * d.stride)) return true;
     return false;

@@ -21,7 +21,7 @@ namespace detail {
 inline void validate(const gate_options& gate, const char* function) {
   require(gate.kind == gate_kind::score || gate.kind == gate_kind::weight, function, "gate",
           "gate_kind::score or gate_kind::weight", static_cast<int>(gate.kind));
-  require(gate.sharpness == gate.sharpness, function, "sharpness", "a number", gate.sharpness);
+  require(!is_nan(gate.sharpness), function, "sharpness", "a number", gate.sharpness);
 }
 
 template <class Arguments, class GQ, class GK>
@@ -32,11 +32,16 @@ void check_gate_arguments(const char* function, const Arguments& args,
   static_assert((std::is_same_v<GQ, float> || std::is_same_v<GQ, A>)&&(std::is_same_v<GK, float> ||
                                                                        std::is_same_v<GK, A>),
                 "focus: assignments must be float, or double when q, k and v are double.");
-  const index_t groups = key_assignment.extent(1);
-  require(groups >= 1 && groups <= max_groups, function, "key_assignment", "1 to 64 groups",
-          groups);
-  require_shape(query_assignment, {args.shape.n_q, groups}, function, "query_assignment");
-  require_shape(key_assignment, {args.shape.n_k, groups}, function, "key_assignment");
+  // Of no tokens there need not be an assignment.
+  const bool no_queries = args.shape.n_q == 0 && query_assignment.empty();
+  const bool no_keys = args.shape.n_k == 0 && key_assignment.empty();
+  const index_t groups = no_keys ? query_assignment.extent(1) : key_assignment.extent(1);
+  if (!no_keys || !no_queries)
+    require(groups >= 1 && groups <= max_groups, function,
+            no_keys ? "query_assignment" : "key_assignment", "1 to 64 groups", groups);
+  if (!no_queries)
+    require_shape(query_assignment, {args.shape.n_q, groups}, function, "query_assignment");
+  if (!no_keys) require_shape(key_assignment, {args.shape.n_k, groups}, function, "key_assignment");
   require_data(query_assignment, function, "query_assignment");
   require_data(key_assignment, function, "key_assignment");
   require_disjoint(args.out, "out", query_assignment, "query_assignment", function);
@@ -136,7 +141,8 @@ void split_gates(index_t count, A* gates, A* scores) noexcept {
     const vec<A> lifted = fma(p, zero_where_less(lift, small, p), p);
     const vec<A> e = exponent(lifted) - zero_where_less(lift_exponent, small, p);
     where_zero(p, hidden, vec<A>::load(scores + j) + e).store(scores + j);
-    where_zero(p, p, mantissa(lifted)).store(gates + j);
+    // NaN and infinite p have no mantissa: 0 * p makes them NaN.
+    where_zero(p, p, fma(p, vec<A>::zero(), mantissa(lifted))).store(gates + j);
   }
 }
 
@@ -193,7 +199,8 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
 /// Local and sink pairs are not gated: their score stands, and their p is 1. The `weight` gate is
 /// the expected hard mask: with one-hot assignments it computes what sparse_attention computes, and
 /// p_ij = 0 prunes exactly, NaN in that key included. As printed, the `score` gate halves the score
-/// of an unrelated pair (sigmoid(0) = 1/2) and prunes nothing.
+/// of an unrelated pair (sigmoid(0) = 1/2) and prunes nothing. Where sums are in float, so is p:
+/// shares whose product is below about 1e-38 prune the pair.
 ///
 /// @param q    [heads, n_q, head_dim], any strides but the last
 /// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
@@ -233,7 +240,7 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const index_t groups = g_k.extent(1);
+  const index_t groups = (std::max)(g_q.extent(1), g_k.extent(1));
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
 

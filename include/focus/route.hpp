@@ -1,0 +1,83 @@
+// From hidden states to group masks in one pass: what an engine calls once a layer.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+
+#include "focus/centroids.hpp"
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/options.hpp"
+#include "focus/overlap.hpp"
+#include "focus/parallel.hpp"
+#include "focus/sinkhorn.hpp"
+#include "focus/tensor_view.hpp"
+#include "focus/top_k.hpp"
+
+namespace focus::inline FOCUS_ABI {
+
+/// The k best groups of each token, from its hidden state: those with the largest
+///
+///   centroid score / tau + log_group_scale
+///
+/// Causal: the mask of a token depends on that token and the potentials alone, the same in a batch
+/// of any size and for any number of threads. The scores have the bits that centroid_scores gives;
+/// they are ranked before any exponential, so that groups which tie in a saturated assignment are
+/// still told apart. Ties go to the lower group, NaN ranks last.
+///
+/// @param hidden           H [n, d_model], any storage type
+/// @param params           W_g [d_model, d_group], C [K, d_group], bias, metric; 1 <= K <= 64
+/// @param log_group_scale  [K], from sinkhorn, natural logarithm; float or double
+/// @param k                1 ... K
+/// @param masks            [n]: exactly k bits each. May not overlap another argument
+/// @param options          tau; the iterations have no part in it
+/// @param exec             where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// Memory: packed copies of W_g and C; no scores beyond those of a few tokens a thread.
+template <tensor_like<2> Hidden, scalar T, class LogGroupScale, span_like<group_mask> Masks,
+          class Exec = serial_executor>
+requires std::floating_point<detail::span_element_of<const LogGroupScale>> &&
+    executor<std::remove_reference_t<Exec>>
+void route(const Hidden& hidden, const centroid_params<T>& params,
+           const LogGroupScale& log_group_scale, int k, Masks&& masks,
+           const sinkhorn_options& options = {}, Exec&& exec = {}) {
+  constexpr const char* name = "route";
+  const auto h = detail::as_const_view(hidden);
+  const auto f = detail::as_span(log_group_scale);
+  const auto out = detail::as_span(masks);
+  detail::check_centroid_arguments(name, h, params);
+  const index_t n = h.extent(0), groups = params.centroids.extent(0);
+  detail::require_length(f.size(), groups, name, "log_group_scale");
+  detail::require_data(detail::span_view(f), name, "log_group_scale");
+  detail::require(k >= 1 && k <= groups, name, "k", "1 to the number of groups", k);
+  detail::require_length(out.size(), n, name, "masks");
+  detail::require_data(detail::span_view(out), name, "masks");
+  detail::require_disjoint_from_centroids(detail::span_view(out), "masks", h, params, name);
+  detail::require_disjoint(detail::span_view(out), "masks", detail::span_view(f), "log_group_scale",
+                           name);
+  detail::validate(options, name);
+  if (n == 0) return;
+
+  using A = detail::centroid_accumulator<detail::element_of<Hidden>, T>;
+  detail::scratch_plan plan;
+  const detail::centroid_scorer<A> scorer(plan, exec.concurrency(), h.extent(1),
+                                          params.projection.extent(1), groups, params.metric);
+  const detail::scratch_memory memory(exec, plan);
+  detail::group_potentials<A> potentials(groups);
+  for (index_t g = 0; g < groups; ++g)
+    potentials[g] = static_cast<A>(f[static_cast<std::size_t>(g)]);
+
+  scorer.pack(memory, params);
+  scorer.score(memory, h, exec, [&](index_t token, const A* scores) {
+    constexpr int lanes = detail::vec<A>::width;
+    const auto tau = detail::vec<A>::broadcast(static_cast<A>(options.temperature));
+    A logits[max_groups];
+    for (index_t g = 0; g < groups; g += lanes) potentials.logits(scores, g, tau).store(logits + g);
+    out[static_cast<std::size_t>(token)] =
+        detail::best_groups(groups, k, [&](index_t g) { return logits[g]; });
+  });
+}
+
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,215 @@
+// The plan's count of pairs against brute force, its accessors, rebuilding, and what it refuses.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "catch.hpp"
+#include "focus/error.hpp"
+#include "focus/options.hpp"
+#include "focus/routing_plan.hpp"
+#include "oracle.hpp"
+
+namespace {
+
+using namespace oracle;
+using masks = std::vector<group_mask>;
+
+/// The pairs that the masks and the pattern allow, one by one.
+index_t count_pairs(const attention_case& c, const masks& query_masks, const masks& key_masks) {
+  index_t count = 0;
+  for (index_t i = 0; i < c.n_q; ++i)
+    for (index_t j = 0; j < c.n_k; ++j)
+      count += c.near_pair(i, j) ||
+               (c.causal_pair(i, j) && (query_masks[static_cast<std::size_t>(i)] &
+                                        key_masks[static_cast<std::size_t>(j)]) != 0);
+  return count;
+}
+
+struct plan_masks {
+  masks query, key;
+};
+
+plan_masks masks_of(const attention_case& c) {
+  const problem<float> p(c);
+  return {p.query_masks, p.key_masks};
+}
+
+void check_count(const attention_case& c) {
+  INFO(describe(c));
+  const auto [query, key] = masks_of(c);
+  const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
+  CHECK(plan.allowed_pairs() == count_pairs(c, query, key));
+  CHECK(plan.query_count() == c.n_q);
+  CHECK(plan.key_count() == c.n_k);
+}
+
+bool same(std::span<const group_mask> a, const masks& b) {
+  return masks(a.begin(), a.end()) == b;
+}
+
+}  // namespace
+
+TEST_CASE("routing_plan: allowed_pairs is the number of pairs") {
+  for (const grouping groups : all_groupings)
+    for (const auto& [group_count, top_k] : std::vector<std::array<int, 2>>{
+             {1, 1}, {2, 1}, {4, 2}, {8, 1}, {8, 8}, {64, 1}, {64, 4}, {64, 64}})
+      for (const index_t window :
+           {focus::no_window, index_t{0}, index_t{9}, focus::unlimited_window})
+        for (const index_t sinks : {0, 1, 5})
+          for (const bool causal : {true, false})
+            check_count({.heads = 1,
+                         .n_q = 61,
+                         .n_k = 61,
+                         .d = 1,
+                         .d_v = 1,
+                         .pattern = {.causal = causal, .window = window, .sink_tokens = sinks},
+                         .groups = groups,
+                         .group_count = group_count,
+                         .top_k = top_k});
+}
+
+TEST_CASE("routing_plan: lengths, offsets and masks of the queries' own") {
+  constexpr index_t far = index_t{1} << 60;
+  for (const auto& [n_q, n_k] : std::vector<std::array<index_t, 2>>{{0, 0},
+                                                                    {1, 1},
+                                                                    {0, 7},
+                                                                    {7, 0},
+                                                                    {1, 130},
+                                                                    {5, 130},
+                                                                    {130, 5},
+                                                                    {97, 128},
+                                                                    {128, 128},
+                                                                    {200, 199}})
+    for (const std::optional<index_t> offset :
+         {std::optional<index_t>{}, std::optional<index_t>{0}, std::optional<index_t>{-3},
+          std::optional<index_t>{40}, std::optional<index_t>{500}, std::optional<index_t>{far},
+          std::optional<index_t>{-far}})
+      for (const index_t window : {focus::no_window, index_t{3}, far + 10, focus::unlimited_window})
+        for (const bool causal : {true, false})
+          for (const bool separate : {true, false})
+            check_count({.heads = 1,
+                         .n_q = n_q,
+                         .n_k = n_k,
+                         .d = 1,
+                         .d_v = 1,
+                         .pattern = {.causal = causal,
+                                     .window = window,
+                                     .sink_tokens = 2,
+                                     .query_offset = offset},
+                         .groups = grouping::mixed,
+                         .group_count = 5,
+                         .top_k = 2,
+                         .separate_masks = separate});
+}
+
+TEST_CASE("routing_plan: counts beyond 32 bits") {
+  // All tokens in one group, or in none with an unlimited window: every causal pair.
+  const index_t n = 100000;
+  const masks one(static_cast<std::size_t>(n), 1), none(static_cast<std::size_t>(n), 0);
+  CHECK(focus::make_routing_plan(one).allowed_pairs() == n * (n + 1) / 2);
+  CHECK(focus::make_routing_plan(none, focus::full_causal).allowed_pairs() == n * (n + 1) / 2);
+  CHECK(focus::make_routing_plan(one, {.causal = false}).allowed_pairs() == n * n);
+  CHECK(focus::make_routing_plan(none, {.window = 0, .sink_tokens = 1}).allowed_pairs() ==
+        2 * n - 1);
+}
+
+TEST_CASE("routing_plan: what it was made of") {
+  const masks query{1, 2, 3}, key{4, 5, 6, 7, ~group_mask{0}};
+  const focus::pattern_options pattern{
+      .causal = false, .window = focus::unlimited_window, .sink_tokens = 9, .query_offset = -2};
+  const focus::routing_plan plan = focus::make_routing_plan(query, key, pattern);
+  CHECK(same(plan.query_masks(), query));
+  CHECK(same(plan.key_masks(), key));
+  CHECK(plan.pattern().causal == false);
+  CHECK(plan.pattern().window == focus::unlimited_window);
+  CHECK(plan.pattern().sink_tokens == 9);
+  CHECK(plan.pattern().query_offset == -2);
+
+  const focus::routing_plan self = focus::make_routing_plan(key);
+  CHECK(same(self.query_masks(), key));
+  CHECK(same(self.key_masks(), key));
+  CHECK(self.pattern().causal);
+  CHECK(self.pattern().window == 128);
+  CHECK(self.pattern().sink_tokens == 0);
+  CHECK_FALSE(self.pattern().query_offset.has_value());
+}
+
+TEST_CASE("routing_plan: masks come as vectors, arrays or spans") {
+  const masks vector{1, 2, 1};
+  const std::array<group_mask, 3> array{1, 2, 1};
+  masks writable = vector;
+  const focus::pattern_options none{.window = focus::no_window};
+  CHECK(focus::make_routing_plan(vector, none).allowed_pairs() == 4);
+  CHECK(focus::make_routing_plan(array, none).allowed_pairs() == 4);
+  CHECK(focus::make_routing_plan(std::span<const group_mask>(vector), none).allowed_pairs() == 4);
+  CHECK(focus::make_routing_plan(std::span<group_mask>(writable), none).allowed_pairs() == 4);
+  CHECK(focus::make_routing_plan(std::span<const group_mask>(), none).allowed_pairs() == 0);
+}
+
+TEST_CASE("routing_plan: the masks may go, and the plan be copied and moved") {
+  std::optional<focus::routing_plan> plan;
+  {
+    const masks gone{1, 1, 2};
+    plan.emplace(focus::make_routing_plan(gone, {.window = focus::no_window}));
+  }
+  focus::routing_plan copy = *plan;
+  plan.reset();
+  CHECK(copy.allowed_pairs() == 4);
+  CHECK(same(copy.query_masks(), {1, 1, 2}));
+  CHECK(same(copy.key_masks(), {1, 1, 2}));
+  const focus::routing_plan moved = std::move(copy);
+  CHECK(moved.allowed_pairs() == 4);
+  CHECK(same(moved.key_masks(), {1, 1, 2}));
+}
+
+TEST_CASE("routing_plan: rebuild is as good as new") {
+  focus::routing_plan plan = focus::make_routing_plan(masks{1, 2, 3});
+  for (const grouping groups : all_groupings)
+    for (const index_t n : {130, 3, 0, 77}) {
+      const attention_case c{.heads = 1,
+                             .n_q = n,
+                             .n_k = n + 4,
+                             .d = 1,
+                             .d_v = 1,
+                             .pattern = {.window = 5},
+                             .groups = groups,
+                             .group_count = 16,
+                             .top_k = 3};
+      INFO(describe(c));
+      const auto [query, key] = masks_of(c);
+      plan.rebuild(query, key, c.pattern);
+      CHECK(plan.allowed_pairs() == count_pairs(c, query, key));
+      CHECK(same(plan.query_masks(), query));
+      CHECK(same(plan.key_masks(), key));
+      plan.rebuild(key, {.window = focus::no_window});
+      attention_case self = c;
+      self.n_q = c.n_k, self.pattern = {.window = focus::no_window};
+      CHECK(plan.allowed_pairs() == count_pairs(self, key, key));
+      CHECK(plan.pattern().window == focus::no_window);
+    }
+}
+
+TEST_CASE("routing_plan: bad arguments are refused, and leave a plan as it was") {
+  const masks some{1, 2, 1};
+  focus::routing_plan plan = focus::make_routing_plan(some, {.window = focus::no_window});
+  const auto refuse = [&](const char* argument, const focus::pattern_options& pattern) {
+    CHECK(refusal(argument, [&] { (void)focus::make_routing_plan(some, pattern); }) == "");
+    CHECK(refusal(argument, [&] { (void)focus::make_routing_plan(some, some, pattern); }) == "");
+    CHECK(refusal(argument, [&] { plan.rebuild(masks{7, 7}, pattern); }) == "");
+    CHECK(refusal(argument, [&] { plan.rebuild(masks{7, 7}, masks{7}, pattern); }) == "");
+    CHECK(plan.allowed_pairs() == 4);
+    CHECK(same(plan.query_masks(), some));
+    CHECK(same(plan.key_masks(), some));
+    CHECK(plan.pattern().window == focus::no_window);
+  };
+  refuse("window", {.window = -2});
+  refuse("window", {.window = (std::numeric_limits<index_t>::min)()});
+  refuse("sink_tokens", {.sink_tokens = -1});
+  refuse("query_offset", {.query_offset = (std::numeric_limits<index_t>::max)()});
+  refuse("query_offset", {.query_offset = (std::numeric_limits<index_t>::min)()});
+}
