@@ -33,6 +33,11 @@
 #else
 #define FOCUS_HAS_AVX512 0
 #endif
+#if defined(__aarch64__) && defined(__ARM_NEON) && !defined(FOCUS_FORCE_GENERIC)
+#define FOCUS_HAS_NEON 1
+#else
+#define FOCUS_HAS_NEON 0
+#endif
 #if defined(__FAST_MATH__)
 #define FOCUS_HAS_FAST_MATH 1
 #else
@@ -47,14 +52,14 @@
 // Everything with a body lives in an inline namespace named after the version and the features
 // above, so that two translation units with different -m flags in one program never share a
 // function.
-#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, fast, exc) \
-  v##a##_##b##_##c##_##x2##fma##f16##x5##_##fast##exc
-#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, fast, exc) \
-  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, fast, exc)
+#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, neon, fast, exc) \
+  v##a##_##b##_##c##_##x2##fma##f16##x5##neon##_##fast##exc
+#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, neon, fast, exc) \
+  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, neon, fast, exc)
 #define FOCUS_ABI                                                                                  \
   FOCUS_ABI_EXPAND_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH, FOCUS_HAS_AVX2, \
-                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_FAST_MATH,          \
-                    FOCUS_HAS_EXCEPTIONS)
+                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_NEON,               \
+                    FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
 
 // A template that is not inlined into the loop over a tile costs more than the loop: these say what
 // must be.

@@ -27,6 +27,8 @@
 #include "focus/kernel/simd_avx512.hpp"
 #elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
 #include "focus/kernel/simd_avx2.hpp"
+#elif FOCUS_HAS_NEON
+#include "focus/kernel/simd_neon.hpp"
 #endif
 
 namespace focus::inline FOCUS_ABI {
@@ -38,6 +40,9 @@ using vec = avx512_vector<A>;
 #elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
 template <class A>
 using vec = avx2_vector<A>;
+#elif FOCUS_HAS_NEON
+template <class A>
+using vec = neon_vector<A>;
 #else
 template <class A>
 using vec = generic_vector<A>;

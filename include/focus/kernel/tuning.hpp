@@ -19,11 +19,14 @@ struct tile_sizes {
   /// packed operand and one broadcast in registers:
   ///   AVX-512  14 x 2 + 2 + 1 = 31 of 32
   ///   AVX2      6 x 2 + 2 + 1 = 15 of 16
+  ///   NEON      8 x 2 + 2 + 1 = 19 of 32; more rows would not be fed faster by 16-byte loads
   ///   generic   4 x 2 + 2 + 1 = 11 of 16 (two 16-byte vectors)
 #if FOCUS_HAS_AVX512
   static constexpr int strip_rows = 14;
 #elif FOCUS_HAS_AVX2 && FOCUS_HAS_FMA
   static constexpr int strip_rows = 6;
+#elif FOCUS_HAS_NEON
+  static constexpr int strip_rows = 8;
 #else
   static constexpr int strip_rows = 4;
 #endif
