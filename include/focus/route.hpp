@@ -36,7 +36,7 @@ namespace focus::inline FOCUS_ABI {
 /// @throws invalid_argument before anything is written
 ///
 /// Memory: packed copies of W_g and C; no scores beyond those of a few tokens a thread.
-template <tensor_like<2> Hidden, scalar T, class LogGroupScale, span_like<group_mask> Masks,
+template <tensor_like<2> Hidden, scalar T, class LogGroupScale, mutable_span_like<group_mask> Masks,
           class Exec = serial_executor>
 requires std::floating_point<detail::span_element_of<const LogGroupScale>> &&
     executor<std::remove_reference_t<Exec>>

@@ -266,7 +266,7 @@ void check_assignment_arguments(const char* function, const matrix_view<const T>
 template <tensor_like<2> Scores, mutable_tensor_like<2> Assignment, class LogGroupScale,
           class Exec = serial_executor>
 requires std::floating_point<detail::element_of<Assignment>> &&
-    span_like<LogGroupScale, detail::element_of<Assignment>> &&
+    mutable_span_like<LogGroupScale, detail::element_of<Assignment>> &&
     executor<std::remove_reference_t<Exec>>
 void sinkhorn(const Scores& scores, Assignment&& assignment, LogGroupScale&& log_group_scale,
               const sinkhorn_options& options = {}, Exec&& exec = {}) {

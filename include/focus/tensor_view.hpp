@@ -197,6 +197,12 @@ concept span_like = requires(X& x) {
   requires std::same_as<std::remove_cvref_t<decltype(*x.data())>, T>;
 };
 
+/// The same, with elements that may be written.
+template <class X, class T>
+concept mutable_span_like = span_like<X, T> && requires(X& x, T value) {
+  *x.data() = value;
+};
+
 namespace detail {
 
 /// The element type of a tensor-like argument, without const.
@@ -220,6 +226,10 @@ using span_element_of = std::remove_cvref_t<decltype(*std::declval<X&>().data())
 
 template <class X>
 constexpr auto as_span(X&& x) {
+  // A column of a row-major Eigen matrix has data() and size() too.
+  if constexpr (requires { x.innerStride(); })
+    require(x.innerStride() == 1 || x.size() <= 1, "span", "stride", "contiguous elements",
+            x.innerStride());
   return std::span(x.data(), static_cast<std::size_t>(x.size()));
 }
 

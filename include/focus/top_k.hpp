@@ -68,7 +68,7 @@ constexpr group_mask best_groups(index_t groups, int k, Value&& value) {
 /// @param masks       [n]: bit g is set where group g is one of the k best. May not overlap
 ///                    assignment
 /// @throws invalid_argument before anything is written
-template <tensor_like<2> Assignment, span_like<group_mask> Masks>
+template <tensor_like<2> Assignment, mutable_span_like<group_mask> Masks>
 void top_k_groups(const Assignment& assignment, int k, Masks&& masks) {
   constexpr const char* name = "top_k_groups";
   const auto a = detail::as_const_view(assignment);

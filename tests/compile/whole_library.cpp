@@ -1,0 +1,193 @@
+// Each function of the library once, against focus::reference, without a test framework: what
+// compiles and holds under any flags. Finite inputs and empty rows only: -ffast-math promises no
+// more.
+#include <cstdio>
+#include <cstdlib>
+
+#if !defined(__cpp_exceptions)
+// Bad arguments end here when exceptions are off.
+[[noreturn]] inline void focus_test_panic(const char* text) {
+  std::printf("panic: %s\n", text);
+  std::exit(EXIT_SUCCESS);
+}
+#define FOCUS_PANIC(text) focus_test_panic(text)
+#endif
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <focus/focus.hpp>
+#include <focus/reference.hpp>
+
+namespace {
+
+using focus::index_t;
+
+constexpr index_t heads = 2, kv_heads = 1, tokens = 150, head_dim = 20, value_dim = 12;
+constexpr index_t d_model = 24, d_group = 5, groups = 4;
+
+int failures = 0;
+
+void check(bool good, const char* what) {
+  if (good) return;
+  std::printf("failed: %s\n", what);
+  ++failures;
+}
+
+/// The values of one tensor, in [-1, 1).
+template <int Rank>
+class tensor {
+ public:
+  explicit tensor(std::array<index_t, Rank> extents, bool fill = true) : extents_(extents) {
+    index_t size = 1;
+    for (index_t e : extents) size *= e;
+    values_.resize(static_cast<std::size_t>(size), 7.0f);
+    if (!fill) return;
+    static std::uint32_t state = 1;
+    for (float& x : values_) {
+      state = state * 1664525u + 1013904223u;
+      x = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
+    }
+  }
+  focus::tensor_view<float, Rank> view() { return {values_.data(), extents_}; }
+
+  bool close_to(const tensor& other) const {
+    for (std::size_t i = 0; i < values_.size(); ++i)
+      if (!(std::abs(values_[i] - other.values_[i]) <= 2e-5f * (1 + std::abs(other.values_[i]))))
+        return false;
+    return true;
+  }
+  std::vector<float>& values() { return values_; }
+
+ private:
+  std::array<index_t, Rank> extents_;
+  std::vector<float> values_;
+};
+
+bool is_minus_infinity(float x) {
+  return std::bit_cast<std::uint32_t>(x) == 0xff800000u;
+}
+
+/// Calls f for the library and then for its reference form, with outputs of their own, and
+/// compares.
+template <class F, class G>
+void compare(const char* what, F&& f, G&& g) {
+  tensor<3> out({heads, tokens, value_dim}, false), expected({heads, tokens, value_dim}, false);
+  tensor<2> lse({heads, tokens}, false), expected_lse({heads, tokens}, false);
+  f(out.view(), lse.view());
+  g(expected.view(), expected_lse.view());
+  check(out.close_to(expected), what);
+  check(lse.close_to(expected_lse), what);
+}
+
+void check_routing(std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
+  tensor<2> hidden({tokens, d_model}), projection({d_model, d_group}), centroids({groups, d_group});
+  const focus::centroid_params<float> router{.projection = projection.view(),
+                                             .centroids = centroids.view(),
+                                             .metric = focus::similarity::cosine};
+  tensor<2> scores({tokens, groups}, false), expected({tokens, groups}, false);
+  focus::centroid_scores(hidden.view(), router, scores.view());
+  focus::reference::centroid_scores(hidden.view(), router, expected.view());
+  check(scores.close_to(expected), "centroid_scores");
+
+  std::vector<float> potentials(groups), expected_potentials(groups);
+  focus::sinkhorn(scores.view(), assignment.view(), potentials);
+  focus::reference::sinkhorn(scores.view(), expected.view(), expected_potentials);
+  check(assignment.close_to(expected), "sinkhorn");
+
+  focus::assign_groups(scores.view(), potentials, assignment.view());
+  focus::reference::assign_groups(scores.view(), potentials, expected.view());
+  check(assignment.close_to(expected), "assign_groups");
+
+  std::vector<focus::group_mask> routed(masks.size());
+  focus::top_k_groups(assignment.view(), 2, masks);
+  focus::route(hidden.view(), router, potentials, 2, routed);
+  check(masks == routed, "route, top_k_groups");
+}
+
+void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
+  tensor<3> q({heads, tokens, head_dim}), k({kv_heads, tokens, head_dim}),
+      v({kv_heads, tokens, value_dim});
+  const focus::pattern_options pattern{.window = 9, .sink_tokens = 2};
+
+  compare(
+      "attention",
+      [&](auto out, auto lse) {
+        focus::attention(q.view(), k.view(), v.view(), out, pattern, {}, lse);
+      },
+      [&](auto out, auto lse) {
+        focus::reference::attention(q.view(), k.view(), v.view(), out, pattern, {}, lse);
+      });
+
+  const auto plan = focus::make_routing_plan(masks, pattern);
+  compare(
+      "sparse_attention",
+      [&](auto out, auto lse) {
+        focus::sparse_attention(q.view(), k.view(), v.view(), plan, out, {}, lse);
+      },
+      [&](auto out, auto lse) {
+        focus::reference::sparse_attention(q.view(), k.view(), v.view(), masks, masks, pattern, out,
+                                           {}, lse);
+      });
+
+  for (const auto kind : {focus::gate_kind::score, focus::gate_kind::weight})
+    compare(
+        "soft_gate_attention",
+        [&](auto out, auto lse) {
+          focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(),
+                                     assignment.view(), {.kind = kind}, out, pattern, {}, lse);
+        },
+        [&](auto out, auto lse) {
+          focus::reference::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(),
+                                                assignment.view(), {.kind = kind}, out, pattern, {},
+                                                lse);
+        });
+
+  // Rows that see nothing: zeros and -infinity, to the bit, and neutral when merged.
+  tensor<3> empty({heads, tokens, value_dim}, false), other({heads, tokens, value_dim}, false),
+      merged({heads, tokens, value_dim}, false);
+  tensor<2> empty_lse({heads, tokens}, false), other_lse({heads, tokens}, false),
+      merged_lse({heads, tokens}, false);
+  focus::attention(q.view(), k.view(), v.view(), empty.view(), {.window = focus::no_window}, {},
+                   empty_lse.view());
+  bool zero = true;
+  for (float x : empty.values()) zero = zero && std::bit_cast<std::uint32_t>(x) == 0u;
+  for (float x : empty_lse.values()) zero = zero && is_minus_infinity(x);
+  check(zero, "empty rows");
+  focus::attention(q.view(), k.view(), v.view(), other.view(), pattern, {}, other_lse.view());
+  focus::merge_attention_states(empty.view(), empty_lse.view(), other.view(), other_lse.view(),
+                                merged.view(), merged_lse.view());
+  check(merged.values() == other.values() && merged_lse.values() == other_lse.values(),
+        "merge_attention_states");
+}
+
+void check_bad_argument() {
+  tensor<3> q({heads, tokens, head_dim}), out({heads, tokens, head_dim}, false);
+  const auto misuse = [&] {
+    focus::attention(q.view(), q.view(), q.view(), out.view(), {.window = -7});
+  };
+#if defined(__cpp_exceptions)
+  try {
+    misuse();
+    check(false, "a bad argument was accepted");
+  } catch (const focus::invalid_argument&) {
+  }
+#else
+  if (failures == 0) misuse();
+  check(false, "a bad argument was accepted");
+#endif
+}
+
+}  // namespace
+
+int main() {
+  std::vector<focus::group_mask> masks(tokens);
+  tensor<2> assignment({tokens, groups}, false);
+  check_routing(masks, assignment);
+  check_attention(masks, assignment);
+  check_bad_argument();
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,153 @@
+// AVX-512 without an AVX-512 processor, for tests only: included before everything else (-include)
+// in a build for AVX2, it puts portable functions in the place of the intrinsics and then announces
+// AVX-512, so that the library's AVX-512 layer is compiled and run as it stands, slowly.
+//
+// Most of it is SIMDe; what SIMDe 0.7 lacks, and the library uses, is written out below. An
+// intrinsic that neither has is a compile error. The compiler's own header comes first: it declares
+// the real names, which macros then hide. GCC must optimise (-O1): without, its header has macros
+// of its own.
+#pragma once
+
+#include <immintrin.h>
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#pragma GCC diagnostic ignored "-Wshadow"
+#pragma GCC diagnostic ignored "-Wpsabi"
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#pragma GCC diagnostic pop
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace focus_test::avx512 {
+
+/// The lanes of a vector as an array, and back.
+template <class T, int N>
+struct lanes {
+  T lane[N];
+  template <class V>
+  static lanes of(const V& v) {
+    static_assert(sizeof(V) == sizeof(lanes));
+    lanes x;
+    std::memcpy(x.lane, &v, sizeof x);
+    return x;
+  }
+  template <class V>
+  V as() const {
+    static_assert(sizeof(V) == sizeof(lanes));
+    V v;
+    std::memcpy(&v, lane, sizeof v);
+    return v;
+  }
+};
+
+/// x 2^floor(y), rounded once.
+template <class T>
+T scaled(T x, T y) {
+  if (!(y == y)) return y;
+  constexpr T reach = 8192;  // beyond any exponent
+  return std::ldexp(x, static_cast<int>(std::floor(y < -reach ? -reach : y > reach ? reach : y)));
+}
+
+template <class T, int N, class V>
+V scalef(const V& a, const V& b) {
+  const auto x = lanes<T, N>::of(a), y = lanes<T, N>::of(b);
+  lanes<T, N> z;
+  for (int i = 0; i < N; ++i) z.lane[i] = scaled(x.lane[i], y.lane[i]);
+  return z.template as<V>();
+}
+
+/// Halves are combined until one lane is left, the order in which compilers expand their
+/// reductions.
+template <class T, int N, class V, class F>
+T reduce(const V& v, F&& combine) {
+  auto x = lanes<T, N>::of(v);
+  for (int half = N / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) x.lane[i] = combine(x.lane[i], x.lane[i + half]);
+  return x.lane[0];
+}
+template <class T>
+T sum(T a, T b) {
+  return a + b;
+}
+/// The second where either is NaN.
+template <class T>
+T maximum(T a, T b) {
+  return a > b ? a : b;
+}
+
+/// Lanes of 128 bits: two of a, then two of b, each chosen by two bits of the selector.
+template <int Selector, class V>
+V shuffle_lanes(const V& a, const V& b) {
+  struct quarter {
+    std::uint64_t bits[2];
+  };
+  const auto x = lanes<quarter, 4>::of(a), y = lanes<quarter, 4>::of(b);
+  const lanes<quarter, 4> z{{x.lane[Selector & 3], x.lane[(Selector >> 2) & 3],
+                             y.lane[(Selector >> 4) & 3], y.lane[(Selector >> 6) & 3]}};
+  return z.template as<V>();
+}
+
+inline __m512i widen_unsigned(__m256i v) {
+  const auto x = lanes<std::uint16_t, 16>::of(v);
+  lanes<std::uint32_t, 16> y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
+  return y.as<__m512i>();
+}
+
+inline __m512 integers_to_floats(__m512i v) {
+  const auto x = lanes<std::int32_t, 16>::of(v);
+  lanes<float, 16> y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = static_cast<float>(x.lane[i]);
+  return y.as<__m512>();
+}
+
+inline __m512 widen_float16(__m256i v) {
+  lanes<float, 16> x;
+  _mm256_storeu_ps(x.lane, simde_mm256_cvtph_ps(_mm256_castsi256_si128(v)));
+  _mm256_storeu_ps(x.lane + 8, simde_mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)));
+  return x.as<__m512>();
+}
+
+}  // namespace focus_test::avx512
+
+// SIMDe has these two, but flushes subnormal numbers, which the processor does not.
+#undef _mm512_scalef_ps
+#define _mm512_scalef_ps(a, b) focus_test::avx512::scalef<float, 16>(a, b)
+#undef _mm512_scalef_pd
+#define _mm512_scalef_pd(a, b) focus_test::avx512::scalef<double, 8>(a, b)
+
+#undef _mm512_reduce_add_ps
+#define _mm512_reduce_add_ps(v) \
+  focus_test::avx512::reduce<float, 16>(v, focus_test::avx512::sum<float>)
+#undef _mm512_reduce_add_pd
+#define _mm512_reduce_add_pd(v) \
+  focus_test::avx512::reduce<double, 8>(v, focus_test::avx512::sum<double>)
+#undef _mm512_reduce_max_ps
+#define _mm512_reduce_max_ps(v) \
+  focus_test::avx512::reduce<float, 16>(v, focus_test::avx512::maximum<float>)
+#undef _mm512_reduce_max_pd
+#define _mm512_reduce_max_pd(v) \
+  focus_test::avx512::reduce<double, 8>(v, focus_test::avx512::maximum<double>)
+#undef _mm512_shuffle_f32x4
+#define _mm512_shuffle_f32x4(a, b, selector) focus_test::avx512::shuffle_lanes<selector>(a, b)
+#undef _mm512_shuffle_f64x2
+#define _mm512_shuffle_f64x2(a, b, selector) focus_test::avx512::shuffle_lanes<selector>(a, b)
+#undef _mm512_cvtepu16_epi32
+#define _mm512_cvtepu16_epi32(v) focus_test::avx512::widen_unsigned(v)
+#undef _mm512_cvtepi32_ps
+#define _mm512_cvtepi32_ps(v) focus_test::avx512::integers_to_floats(v)
+#undef _mm512_cvtph_ps
+#define _mm512_cvtph_ps(v) focus_test::avx512::widen_float16(v)
+
+#define __AVX512F__ 1
+#define __AVX512BW__ 1
+#define __AVX512DQ__ 1
+#define __AVX512VL__ 1
+// It is the library that is to meet AVX-512 here: Eigen would use intrinsics that are not emulated.
+#define EIGEN_DONT_VECTORIZE 1

@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# All tests, on a fresh Debian or Ubuntu: installs what is missing (as root or with sudo), builds with GCC and with Clang,
+# warnings as errors, and runs every instruction set, the sanitizers, and the users' ways of having the library.
+# All that it writes is in build/. The last line is "N passed, N failed", with ", N skipped" where this machine
+# could not run something; the exit status is 0 when nothing failed.
+# shellcheck disable=SC2086  # a tier's processor flags are a list of words
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+
+readonly packages=(g++ clang cmake ninja-build pkg-config catch2 libbenchmark-dev libeigen3-dev libomp-dev
+  libsimde-dev libcli11-dev libpcre2-dev nlohmann-json3-dev)
+readonly jobs=${JOBS:-$(nproc)}
+readonly logs=build/logs
+passed=0 failed=0 skipped=0
+failures=() skips=()
+mkdir -p "$logs"
+
+install_packages() {
+  local missing=() package
+  if ! command -v dpkg-query >/dev/null; then
+    echo "Not a Debian or Ubuntu: nothing is installed. These packages' counterparts are needed: ${packages[*]}"
+    return
+  fi
+  for package in "${packages[@]}"; do
+    dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+  if ((${#missing[@]} == 0)); then return; fi
+  echo "Installing: ${missing[*]}"
+  local root=()
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || {
+      echo "Neither root nor sudo: install these by hand, then run this again: ${missing[*]}"
+      exit 1
+    }
+    root=(sudo)
+  fi
+  if ! { "${root[@]}" apt-get update &&
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } \
+    >"$logs/packages.log" 2>&1; then
+    tail -n 20 "$logs/packages.log"
+    echo "The packages could not be installed: ${missing[*]}"
+    exit 1
+  fi
+}
+
+cpu_has() {
+  local flag
+  for flag in "$@"; do grep -qw "$flag" /proc/cpuinfo || return 1; done
+}
+
+pass() { passed=$((passed + 1)); }
+fail() {
+  failed=$((failed + 1))
+  failures+=("$1 (see $2)")
+  echo "  FAILED: $1"
+  tail -n 40 "$2" | sed 's/^/    /'
+}
+skip() {
+  skipped=$((skipped + 1))
+  skips+=("$1")
+  echo "  NOT RUN: $1"
+}
+
+# configure NAME PRESET [-D...]
+configure() {
+  local name=$1 preset=$2
+  shift 2
+  echo "== $name"
+  if ! cmake --preset "$preset" "$@" >"$logs/$preset.log" 2>&1; then
+    fail "$name: configuring" "$logs/$preset.log"
+    return 1
+  fi
+  if grep -q 'NOT built' "$logs/$preset.log"; then fail "$name: parts are left out" "$logs/$preset.log"; fi
+}
+
+# build PRESET [TARGET ...]: all or the targets, as far as it goes.
+build() {
+  local preset=$1
+  shift
+  cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"} -- -k 0 >>"$logs/$preset.log" 2>&1
+}
+
+test_name() { sed -E 's/.*Test +#[0-9]+: ([^ ]+) .*/\1/' <<<"$1"; }
+
+# run_tests NAME PRESET [ctest arguments]: counts each of CTest's tests.
+run_tests() {
+  local name=$1 preset=$2 log="$logs/$2.test.log" status total=0 bad=0 line
+  shift 2
+  ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error --timeout 900 "$@" >"$log" 2>&1
+  status=$?
+  while read -r line; do
+    total=$((total + 1))
+    if [[ $line == *' Passed '* ]]; then
+      passed=$((passed + 1))
+    elif [[ $line == *'***Skipped'* ]]; then
+      skip "$name: $(test_name "$line")"
+    else
+      bad=$((bad + 1)) failed=$((failed + 1))
+      failures+=("$name: $(test_name "$line") (see $log)")
+    fi
+  done < <(grep -E '^ *[0-9]+/[0-9]+ Test +#' "$log")
+  if ((bad > 0)); then tail -n 80 "$log" | sed 's/^/    /'; fi
+  if ((status != 0 && bad == 0)); then fail "$name: ctest" "$log"; fi
+  echo "  $total tests, $bad failed; $SECONDS s so far"
+}
+
+# A tier of the instruction set, CPU_FLAGS as in /proc/cpuinfo: run where the processor has it, else only built.
+# test_tier NAME PRESET CPU_FLAGS [-D... | SUBJECT ...]: all there is, or the tests of the subjects.
+test_tier() {
+  local name=$1 preset=$2 needs=$3 definitions=() subjects=() argument
+  shift 3
+  for argument in "$@"; do
+    if [[ $argument == -D* ]]; then definitions+=("$argument"); else subjects+=("$argument"); fi
+  done
+  if ! cpu_has $needs; then name+=", built only"; fi
+  configure "$name" "$preset" "${definitions[@]}" || return
+  if build "$preset" "${subjects[@]/#/test_}"; then
+    pass
+  else
+    fail "$name: building" "$logs/$preset.log"
+  fi
+  if cpu_has $needs; then
+    run_tests "$name" "$preset" --tests-regex "$(subjects_regex "${subjects[@]}")"
+  else
+    skip "$name: this processor lacks some of: $needs; the tests were not run"
+  fi
+}
+
+subjects_regex() {
+  local IFS='|'
+  if (($# == 0)); then echo .; else echo "^($*)\$"; fi
+}
+
+install_packages
+
+readonly avx2="avx2 fma f16c" avx512="avx512f avx512bw avx512dq avx512vl" any=""
+# One build optimises as users do and has everything; the others have -O1, and where time is short the tests that are
+# most about what is special in them.
+readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+readonly kernels=(simd attention sparse_attention soft_gate)
+readonly routing=(centroids sinkhorn top_k route routing_plan merge)
+readonly threads=(parallel attention sparse_attention sinkhorn route)
+readonly rest=(error tensor_view overlap scalar parallel workspace reference)
+
+test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
+test_tier "GCC, plain C++" generic "$any" "${quick[@]}" "${kernels[@]}" "${routing[@]}"
+if cpu_has $avx512; then
+  test_tier "GCC, AVX-512" avx512 "$avx512" "${quick[@]}" "${kernels[@]}" "${routing[@]}"
+else
+  test_tier "GCC, AVX-512" avx512 "$avx512" "${quick[@]}" simd attention
+  test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" "${kernels[@]}" sinkhorn route merge
+fi
+test_tier "Clang, AVX2" clang-avx2 "$avx2" "${quick[@]}"
+test_tier "Clang, plain C++" clang-generic "$any" "${quick[@]}" simd attention sparse_attention merge route
+test_tier "Clang, AVX-512" clang-avx512 "$avx512" "${quick[@]}" simd attention
+test_tier "Address and undefined-behaviour sanitizers" clang-asan-ubsan "$avx2" "${quick[@]}" \
+  "${kernels[@]}" "${routing[@]}" "${rest[@]}"
+test_tier "Thread sanitizer" clang-tsan "$avx2" "${quick[@]}" "${threads[@]}"
+
+echo
+printf 'FAILED: %s\n' "${failures[@]}" | grep -v '^FAILED: $'
+printf 'NOT RUN: %s\n' "${skips[@]}" | grep -v '^NOT RUN: $'
+echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s"
+if ((skipped > 0)); then
+  echo "$passed passed, $failed failed, $skipped skipped"
+else
+  echo "$passed passed, $failed failed"
+fi
+((failed == 0 && passed > 0))
