@@ -1,0 +1,122 @@
+// The steps that come before attention, in fp32, one thread, against the one product that cannot be
+// avoided: H W_g, hidden [tokens, d_model] times projection [d_model, d_group], by Eigen.
+#include <cstddef>
+#include <vector>
+
+#include <Eigen/Core>
+#include <benchmark/benchmark.h>
+
+#include <focus/focus.hpp>
+
+#include "allocations.hpp"
+#include "workload.hpp"
+
+namespace {
+
+using focus::index_t;
+using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+constexpr index_t d_model = 768, d_group = 16, groups = 8;
+
+struct router_inputs {
+  explicit router_inputs(index_t n)
+      : tokens(n),
+        hidden_data(bench::made_up(n * d_model, 1)),
+        projection_data(bench::made_up(d_model * d_group, 2)),
+        centroid_data(bench::made_up(groups * d_group, 3)),
+        potentials(static_cast<std::size_t>(groups)) {}
+
+  focus::matrix_view<const float> hidden() const { return {hidden_data.data(), {tokens, d_model}}; }
+  focus::centroid_params<float> params() const {
+    return {.projection = {projection_data.data(), {d_model, d_group}},
+            .centroids = {centroid_data.data(), {groups, d_group}},
+            .metric = focus::similarity::cosine};
+  }
+
+  index_t tokens;
+  std::vector<float> hidden_data, projection_data, centroid_data, potentials;
+};
+
+/// The allocations of a call, once warm, with a workspace.
+template <class F>
+void run(benchmark::State& state, F&& call) {
+  call();
+  long allocations = 0;
+  for (auto _ : state) {
+    const long before = bench::allocations;
+    call();
+    allocations += bench::allocations - before;
+  }
+  state.counters["allocations"] =
+      static_cast<double>(allocations) / static_cast<double>(state.iterations());
+  state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(state.range(0)),
+                                                  benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void eigen_projection(benchmark::State& state) {
+  const router_inputs in(state.range(0));
+  const Eigen::Map<const matrix> hidden(in.hidden_data.data(), in.tokens, d_model);
+  const Eigen::Map<const matrix> projection(in.projection_data.data(), d_model, d_group);
+  matrix projected(in.tokens, d_group);
+  run(state, [&] {
+    projected.noalias() = hidden * projection;
+    benchmark::DoNotOptimize(projected.data());
+    benchmark::ClobberMemory();
+  });
+}
+
+void centroid_scores(benchmark::State& state) {
+  const router_inputs in(state.range(0));
+  std::vector<float> scores(static_cast<std::size_t>(in.tokens * groups));
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] {
+    focus::centroid_scores(in.hidden(), in.params(),
+                           focus::matrix_view<float>(scores.data(), {in.tokens, groups}), exec);
+  });
+}
+
+void route(benchmark::State& state) {
+  const router_inputs in(state.range(0));
+  std::vector<focus::group_mask> masks(static_cast<std::size_t>(in.tokens));
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] { focus::route(in.hidden(), in.params(), in.potentials, 1, masks, {}, exec); });
+}
+
+void sinkhorn(benchmark::State& state) {
+  const index_t tokens = state.range(0);
+  const std::vector<float> scores = bench::made_up(tokens * groups, 1);
+  std::vector<float> assignment(scores.size()), potentials(static_cast<std::size_t>(groups));
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] {
+    focus::sinkhorn(focus::matrix_view<const float>(scores.data(), {tokens, groups}),
+                    focus::matrix_view<float>(assignment.data(), {tokens, groups}), potentials, {},
+                    exec);
+  });
+}
+
+void plan_rebuild(benchmark::State& state) {
+  const index_t tokens = state.range(0);
+  const auto masks = bench::balanced_masks(tokens, groups, static_cast<int>(state.range(1)));
+  focus::routing_plan plan;
+  run(state, [&] { plan.rebuild(masks, {.window = 128, .sink_tokens = 1}); });
+}
+
+constexpr benchmark::TimeUnit unit = benchmark::kMicrosecond;
+BENCHMARK(eigen_projection)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(centroid_scores)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(route)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(sinkhorn)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(plan_rebuild)
+    ->ArgNames({"tokens", "top_k"})
+    ->ArgsProduct({{1024, 4096}, {1, 2}})
+    ->Unit(unit);
+
+}  // namespace
+
+BENCHMARK_MAIN();

@@ -1,0 +1,214 @@
+#include "options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <sstream>
+
+namespace language_model {
+
+namespace {
+
+constexpr const char* program = "language_model";
+constexpr index_t many = index_t{1} << 30;
+constexpr int usage_error = 2;
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw usage_message{std::string(program) + ": " + problem, usage_error};
+}
+
+std::vector<std::string_view> split(std::string_view list, char separator) {
+  std::vector<std::string_view> items;
+  while (true) {
+    const std::size_t end = list.find(separator);
+    items.push_back(list.substr(0, end));
+    if (end == std::string_view::npos) return items;
+    list.remove_prefix(end + 1);
+  }
+}
+
+/// A whole number from lowest to highest, and nothing else; -1 otherwise.
+index_t parse_number(std::string_view text, index_t lowest, index_t highest) {
+  index_t n = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), n);
+  const bool whole = result.ec == std::errc{} && result.ptr == text.data() + text.size();
+  return whole && n >= lowest && n <= highest ? n : -1;
+}
+
+CLI::Option* add_model(CLI::App& command, std::string& model) {
+  return command.add_option("--model", model, "Model file: GGUF, LLaMA architecture")->required();
+}
+
+void add_common(CLI::App& command, common_options& options) {
+  add_model(command, options.model);
+  command.add_option("--threads", options.threads, "Threads; 0: one a core")
+      ->check(CLI::Range(index_t{0}, index_t{1024}))
+      ->capture_default_str();
+}
+
+void add_windows(CLI::App& command, text_options& options, const char* windows_help) {
+  command.add_option("--context", options.context, "Tokens in each window")
+      ->check(CLI::Range(index_t{2}, many))
+      ->capture_default_str();
+  command.add_option("--windows", options.windows, windows_help)
+      ->check(CLI::Range(index_t{1}, many));
+  command.add_option("--skip", options.skip, "Tokens left out at the beginning of the text")
+      ->check(CLI::Range(index_t{0}, many))
+      ->capture_default_str();
+}
+
+void add_text(CLI::App& command, text_options& options) {
+  command.add_option("--text", options.texts, "Text file")->required()->expected(1);
+}
+
+void add_perplexity(CLI::App& app, std::optional<perplexity_options>& chosen,
+                    perplexity_options& o) {
+  CLI::App* command = app.add_subcommand(
+      "perplexity",
+      "How well the model predicts a text with full attention, with window and sinks "
+      "alone, and with Focus; and what each costs");
+  add_common(*command, o.common);
+  add_text(*command, o.text);
+  add_windows(*command, o.text, "Number of windows; if not given, 4096 tokens' worth, at least 1");
+  command->add_option(
+      "--router", o.routers,
+      "Routers, from calibrate or trained elsewhere; may be given several times. If "
+      "not given, centroids are first calibrated on a later part of the text");
+  command
+      ->add_option("--groups", o.groups,
+                   "K, number of groups; a list gives a row each; with "
+                   "--router, the routers must have it  [8]")
+      ->delimiter(',')
+      ->check(CLI::Range(index_t{1}, focus::max_groups));
+  command
+      ->add_option(
+          "--top-k", o.top_k,
+          "Groups each token keeps; a list gives a row each: 1,2. As query and as key: 2:1")
+      ->capture_default_str();
+  command->add_option("--window", o.window, "w: keys with i - j <= w are always visible; -1: none")
+      ->check(CLI::Range(focus::no_window, many))
+      ->capture_default_str();
+  command->add_option("--sinks", o.sinks, "First tokens that are always visible")
+      ->check(CLI::Range(index_t{0}, many))
+      ->capture_default_str();
+  command
+      ->add_option("--layers", o.layers,
+                   "Layers that use window and Focus, such as 2-29 or 0,3,5-8; the others use full "
+                   "attention")
+      ->capture_default_str();
+  command->add_option("--json", o.json, "Writes the table to this file too, for machines");
+  command->add_option("--masks-out", o.masks,
+                      "Writes each token's groups to this safetensors file");
+  command->callback([&chosen, &o] { chosen = o; });
+}
+
+void add_calibrate(CLI::App& app, std::optional<calibrate_options>& chosen, calibrate_options& o) {
+  CLI::App* command = app.add_subcommand(
+      "calibrate",
+      "Finds centroids for every layer from the hidden states of some text, with no training");
+  add_common(*command, o.common);
+  command->add_option("--text", o.text.texts, "Text files; windows are taken from each in turn")
+      ->required();
+  add_windows(*command, o.text, "Number of windows, spread over the texts  [8]");
+  command->add_option("--groups", o.groups, "K, number of groups")
+      ->check(CLI::Range(index_t{1}, focus::max_groups))
+      ->capture_default_str();
+  command->add_option("--dimensions", o.dimensions, "Principal components that are kept")
+      ->check(CLI::Range(index_t{1}, many))
+      ->capture_default_str();
+  command->add_option("--sinks", o.sinks, "First tokens of each window that are left out")
+      ->check(CLI::Range(index_t{0}, many))
+      ->capture_default_str();
+  command->add_option("--similarity", o.similarity, "How tokens are compared with centroids")
+      ->check(CLI::IsMember({"cosine", "dot"}))
+      ->capture_default_str();
+  command->add_option("--temperature", o.temperature, "tau of the Sinkhorn iterations")
+      ->check(CLI::Range(1e-3f, 1e3f))
+      ->capture_default_str();
+  command->add_option("--restarts", o.restarts, "Runs of k-means, of which the best is kept")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--seed", o.seed, "Seed of the runs")->capture_default_str();
+  command->add_option("--output,-o", o.output, "Router file to write, safetensors")->required();
+  command->callback([&chosen, &o] { chosen = o; });
+}
+
+void add_groups(CLI::App& app, std::optional<groups_options>& chosen, groups_options& o) {
+  CLI::App* command = app.add_subcommand(
+      "groups", "The most typical tokens of each group of a layer, and the group's share");
+  add_common(*command, o.common);
+  add_text(*command, o.text);
+  add_windows(*command, o.text, "Number of windows  [8]");
+  command->add_option("--router", o.router, "Router file")->required();
+  command->add_option("--layer", o.layer, "Layer, from 0 on")
+      ->check(CLI::Range(index_t{0}, many))
+      ->capture_default_str();
+  command->add_option("--tokens", o.tokens, "Tokens to show for each group")
+      ->check(CLI::Range(index_t{1}, many))
+      ->capture_default_str();
+  command->callback([&chosen, &o] { chosen = o; });
+}
+
+void add_tokens(CLI::App& app, std::optional<tokens_options>& chosen, tokens_options& o) {
+  CLI::App* command = app.add_subcommand("tokens", "The number of tokens in a text");
+  add_model(*command, o.model);
+  command->add_option("--text", o.text, "Text file")->required();
+  command->callback([&chosen, &o] { chosen = o; });
+}
+
+}  // namespace
+
+command_line parse_command_line(int argc, const char* const* argv) {
+  command_line result;
+  perplexity_options perplexity;
+  calibrate_options calibrate;
+  groups_options groups;
+  tokens_options tokens;
+  CLI::App app("A language model that reads text with full attention and with Focus attention.",
+               program);
+  app.require_subcommand(1);
+  add_perplexity(app, result.perplexity, perplexity);
+  add_calibrate(app, result.calibrate, calibrate);
+  add_groups(app, result.groups, groups);
+  add_tokens(app, result.tokens, tokens);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    std::ostringstream text, unused;
+    app.exit(help, text, unused);
+    throw usage_message{text.str(), 0};
+  } catch (const CLI::ParseError& error) {
+    refuse(std::string(error.what()) + " (see --help)");
+  }
+  return result;
+}
+
+std::vector<top_k> parse_top_k(const std::string& list, index_t groups) {
+  std::vector<top_k> result;
+  for (const std::string_view item : split(list, ',')) {
+    const auto sides = split(item, ':');
+    const index_t query = parse_number(sides.front(), 1, groups),
+                  key = parse_number(sides.back(), 1, groups);
+    if (sides.size() > 2 || query < 0 || key < 0)
+      refuse("--top-k: expected numbers from 1 to " + std::to_string(groups) +
+             " as in 1,2,2:1, got '" + list + "'");
+    result.push_back({static_cast<int>(query), static_cast<int>(key)});
+  }
+  return result;
+}
+
+std::vector<bool> parse_layers(const std::string& list, index_t layers) {
+  if (list == "all") return std::vector<bool>(static_cast<std::size_t>(layers), true);
+  std::vector<bool> result(static_cast<std::size_t>(layers));
+  for (const std::string_view item : split(list, ',')) {
+    const auto ends = split(item, '-');
+    const index_t first = parse_number(ends.front(), 0, layers - 1),
+                  last = parse_number(ends.back(), 0, layers - 1);
+    if (ends.size() > 2 || first < 0 || last < first)
+      refuse("--layers: expected layers from 0 to " + std::to_string(layers - 1) +
+             " as in all, 2-5 or 0,3,5-8, got '" + list + "'");
+    for (index_t l = first; l <= last; ++l) result[static_cast<std::size_t>(l)] = true;
+  }
+  return result;
+}
+
+}  // namespace language_model

@@ -1,0 +1,233 @@
+#include <random>
+
+#include "files.hpp"
+#include "router_file.hpp"
+#include "safetensors.hpp"
+
+using namespace language_model;
+
+namespace {
+
+constexpr model_config config{.layers = 2,
+                              .d_model = 6,
+                              .heads = 1,
+                              .kv_heads = 1,
+                              .head_dim = 6,
+                              .feed_forward = 1,
+                              .vocabulary = 1,
+                              .context = 1,
+                              .rope_dimensions = 6,
+                              .rope_base = 1,
+                              .rms_epsilon = 1};
+
+matrix random_matrix(index_t rows, index_t columns) {
+  static std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  matrix m(rows, columns);
+  for (index_t i = 0; i < m.size(); ++i) m.data()[i] = normal(random);
+  return m;
+}
+
+token_router random_token_router(bool bias) {
+  token_router result;
+  result.projection = random_matrix(6, 3);
+  if (bias) result.bias = random_matrix(1, 3).row(0);
+  result.centroids = random_matrix(4, 3);
+  result.log_group_scale = random_matrix(1, 4).row(0);
+  return result;
+}
+
+router random_router() {
+  router result;
+  result.metric = focus::similarity::cosine;
+  result.temperature = 0.07f;
+  result.information["text"] = "a \"novel\"";
+  result.layers.push_back({random_token_router(true), std::nullopt});
+  result.layers.push_back({random_token_router(false), random_token_router(true)});
+  return result;
+}
+
+void check_equal(const token_router& a, const token_router& b) {
+  CHECK(a.projection == b.projection);
+  CHECK(a.bias.size() == b.bias.size());
+  if (a.bias.size() == b.bias.size()) CHECK(a.bias == b.bias);
+  CHECK(a.centroids == b.centroids);
+  CHECK(a.log_group_scale == b.log_group_scale);
+}
+
+std::string safetensors_bytes(const std::string& header, const std::string& data = {}) {
+  return bytes_of(std::uint64_t{header.size()}) + header + data;
+}
+
+void load(const std::string& path) {
+  load_router(path, config);
+}
+
+/// Parts of a router file, to leave some out or to change them.
+struct parts {
+  safetensors_writer out;
+  parts() {
+    out.metadata("similarity", "dot");
+    out.metadata("temperature", "0.1");
+  }
+  void add(const std::string& name, std::vector<std::int64_t> shape) {
+    std::size_t count = 1;
+    for (const std::int64_t extent : shape) count *= static_cast<std::size_t>(extent);
+    out.add(name, std::move(shape), std::span<const float>(std::vector<float>(count, 0.5f)));
+  }
+  void add_layer(const std::string& prefix, std::int64_t d_model, std::int64_t groups,
+                 std::int64_t d_group = 3) {
+    add(prefix + "projection", {d_model, d_group});
+    add(prefix + "centroids", {groups, d_group});
+    add(prefix + "log_group_scale", {groups});
+  }
+};
+
+void require_refused(const parts& p, const std::vector<std::string>& expected) {
+  const temporary_file file;
+  p.out.write(file.path());
+  require_file_error(load, file.path(), expected);
+}
+
+}  // namespace
+
+TEST_CASE("router file: what is saved is loaded, routers of keys included") {
+  const router saved = random_router();
+  const temporary_file file;
+  save_router(saved, file.path());
+  const router loaded = load_router(file.path(), config);
+  CHECK(loaded.metric == saved.metric);
+  CHECK(loaded.temperature == saved.temperature);
+  CHECK(loaded.information.at("text") == "a \"novel\"");
+  CHECK(loaded.groups() == 4);
+  REQUIRE(loaded.layers.size() == 2);
+  check_equal(loaded.layers[0].query, saved.layers[0].query);
+  check_equal(loaded.layers[1].query, saved.layers[1].query);
+  CHECK_FALSE(loaded.layers[0].key);
+  REQUIRE(loaded.layers[1].key);
+  check_equal(*loaded.layers[1].key, *saved.layers[1].key);
+}
+
+TEST_CASE("router file: keys with a projection of their own may share the rest") {
+  parts p;
+  p.add_layer("layers.0.", 6, 4);
+  p.add_layer("layers.1.", 6, 4);
+  p.add("layers.1.key_projection", {6, 3});
+  const temporary_file file;
+  p.out.write(file.path());
+  const router loaded = load_router(file.path(), config);
+  REQUIRE(loaded.layers[1].key);
+  CHECK(loaded.layers[1].key->centroids == loaded.layers[1].query.centroids);
+  CHECK(loaded.layers[1].key->log_group_scale == loaded.layers[1].query.log_group_scale);
+}
+
+TEST_CASE("router file: F16 and BF16 are widened") {
+  const auto tensor = [](const char* type, const std::string& data) {
+    const temporary_file file(safetensors_bytes(
+        std::string(R"({"t":{"dtype":")") + type + R"(","shape":[1,2],"data_offsets":[0,4]}})",
+        data));
+    return safetensors_file(file.path()).floats("t");
+  };
+  CHECK(tensor("F16", bytes_of(std::uint16_t{0x3c00}, std::uint16_t{0xc000})) ==
+        std::vector<float>{1, -2});
+  CHECK(tensor("BF16", bytes_of(std::uint16_t{0x3f80}, std::uint16_t{0xc000})) ==
+        std::vector<float>{1, -2});
+}
+
+TEST_CASE("router file: files cut or damaged anywhere give one clear line") {
+  parts p;
+  p.add_layer("layers.0.", 6, 2, 1);
+  p.add_layer("layers.1.", 6, 2, 1);
+  const temporary_file file;
+  p.out.write(file.path());
+  damage_everywhere(read_file(file.path()), load);
+}
+
+TEST_CASE("router file: a router for another model is refused with both shapes") {
+  parts shallow;
+  shallow.add_layer("layers.0.", 6, 4);
+  require_refused(shallow, {"1 layers, d_model 6, 4 groups", "2 layers, d_model 6"});
+  parts narrow;
+  narrow.add_layer("layers.0.", 5, 4);
+  narrow.add_layer("layers.1.", 5, 4);
+  require_refused(narrow, {"2 layers, d_model 5", "2 layers, d_model 6"});
+}
+
+TEST_CASE("router file: tensors that do not fit together are named") {
+  parts none;
+  require_refused(none, {"layers.0.projection"});
+  parts mixed;
+  mixed.add_layer("layers.0.", 6, 4);
+  mixed.add_layer("layers.1.", 6, 5);
+  require_refused(mixed, {"layer 1", "5 groups", "4 groups"});
+  parts many;
+  many.add_layer("layers.0.", 6, 65);
+  many.add_layer("layers.1.", 6, 65);
+  require_refused(many, {"65 groups", "up to 64"});
+  parts flat;
+  flat.add("layers.0.projection", {18});
+  require_refused(flat, {"layers.0.projection", "1 dimensions"});
+  parts unlike;
+  unlike.add("layers.0.projection", {6, 3});
+  unlike.add("layers.0.centroids", {4, 2});
+  require_refused(unlike, {"layers.0.centroids", "2 columns", "3"});
+  parts scales;
+  scales.add("layers.0.projection", {6, 3});
+  scales.add("layers.0.centroids", {4, 3});
+  scales.add("layers.0.log_group_scale", {3});
+  require_refused(scales, {"layers.0.log_group_scale", "length 3", "expected 4"});
+  parts infinite;
+  infinite.add_layer("layers.0.", 6, 1);
+  infinite.out.add("layers.0.log_group_scale", {1},
+                   std::span<const float>(std::vector<float>{1.0f / 0.0f}));
+  require_refused(infinite, {"layers.0.log_group_scale", "not finite"});
+  parts metric;
+  metric.out.metadata("similarity", "euclid");
+  require_refused(metric, {"'euclid'", "dot, cosine"});
+  for (const char* wrong : {"", "0", "-1", "nan", "inf", "0.1x", "warm"}) {
+    parts temperature;
+    temperature.out.metadata("temperature", wrong);
+    require_refused(temperature, {"temperature"});
+  }
+}
+
+TEST_CASE("safetensors: damaged headers are named") {
+  const auto refused = [](const std::string& content, const std::vector<std::string>& expected) {
+    const temporary_file file(content);
+    require_file_error([](const std::string& path) { safetensors_file{path}; }, file.path(),
+                       expected);
+  };
+  refused("", {"8 bytes"});
+  refused(bytes_of(~std::uint64_t{0}) + "{}", {"truncated?"});
+  refused(safetensors_bytes("nonsense"), {"not valid JSON"});
+  refused(safetensors_bytes("{\"t\":\"\xff\"}"), {"not valid JSON"});
+  refused(safetensors_bytes("[]"), {"not a JSON object"});
+  refused(safetensors_bytes(std::string(100000, '[')), {"not valid JSON"});
+  refused(safetensors_bytes(R"({"__metadata__":{"a":1}})"), {"'a'", "not a string"});
+  refused(safetensors_bytes(R"({"t":1})"), {"'t'", "dtype"});
+  const auto tensor = [](const char* dtype, const char* shape, const char* offsets) {
+    return std::string("\"t\":{\"dtype\":\"") + dtype + "\",\"shape\":" + shape +
+           ",\"data_offsets\":" + offsets + "}";
+  };
+  refused(safetensors_bytes("{" + tensor("F8", "[1]", "[0,4]") + "}", "1234"),
+          {"'F8'", "supported: F32"});
+  refused(safetensors_bytes("{" + tensor("F32", "[1]", "[0,8]") + "}", "1234"),
+          {"'t'", "truncated?"});
+  refused(safetensors_bytes("{" + tensor("F32", "[1]", "[4,0]") + "}", "1234"), {"'t'"});
+  refused(safetensors_bytes("{" + tensor("F32", "[2]", "[0,4]") + "}", "1234"),
+          {"'t'", "its shape needs 8"});
+  refused(safetensors_bytes("{" + tensor("F32", "[-1]", "[0,4]") + "}", "1234"),
+          {"'t'", "non-negative"});
+  refused(safetensors_bytes("{" + tensor("F32", "[4611686018427387904,4]", "[0,4]") + "}", "1234"),
+          {"64 bits"});
+  const std::string once = tensor("F32", "[1]", "[0,4]");
+  refused(safetensors_bytes("{" + once + "," + once + "}", "1234"), {"'t'", "twice"});
+}
+
+TEST_CASE("write_file: nothing is left behind where writing fails") {
+  require_file_error([](const std::string& path) { write_file(path, "x"); },
+                     "/nonexistent/folder/file", {"cannot write"});
+  const temporary_file file("old");
+  write_file(file.path(), "new");
+  CHECK(read_file(file.path()) == "new");
+}

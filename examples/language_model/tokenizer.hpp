@@ -1,0 +1,60 @@
+// GPT-2 style byte-level byte-pair encoding, from the vocabulary and merges of a GGUF file.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "gguf.hpp"
+#include "pre_tokenizer.hpp"
+
+namespace language_model {
+
+using token_id = std::int32_t;
+
+class tokenizer {
+ public:
+  /// Copies what it needs from the file. Throws file_error when the file has no tokenizer, or one
+  /// of another kind.
+  explicit tokenizer(const gguf_file& file);
+
+  /// Tokens of any bytes. The text is taken as it is: nothing is normalised, no token is put before
+  /// or after, and the spelling of a control token is ordinary text. Bytes that are not UTF-8 are
+  /// encoded byte by byte. A byte for which the vocabulary has no token becomes the unknown token,
+  /// or is left out when there is none.
+  [[nodiscard]] std::vector<token_id> encode(std::string_view text) const;
+
+  /// The bytes that a token stands for. A token id must be within the vocabulary.
+  [[nodiscard]] const std::string& bytes(token_id token) const {
+    return bytes_[static_cast<std::size_t>(token)];
+  }
+  [[nodiscard]] std::string decode(std::span<const token_id> tokens) const;
+  [[nodiscard]] std::size_t vocabulary() const noexcept { return bytes_.size(); }
+
+ private:
+  struct merge {
+    std::uint32_t rank;  // lower comes first
+    token_id result;
+  };
+  static std::uint64_t pair_key(token_id left, token_id right) {
+    return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) |
+           static_cast<std::uint32_t>(right);
+  }
+  void read_vocabulary(const gguf_file& file);
+  void read_merges(const gguf_file& file);
+  void encode_word(std::string_view word, std::vector<token_id>& out) const;
+
+  std::unique_ptr<pre_tokenizer> pre_tokenizer_;
+  std::vector<std::string> bytes_;
+  std::unordered_map<std::string_view, token_id> ids_;  // views into bytes_, ordinary tokens only
+  std::array<std::optional<token_id>, 256> byte_tokens_;
+  std::unordered_map<std::uint64_t, merge> merges_;
+};
+
+}  // namespace language_model
