@@ -1,8 +1,11 @@
 // Dense and sparse attention, fp32, causal, 8 heads, one thread.
-//   GFLOP/s, peak_share  4 head_dim operations a pair and head, and their share of the FMA peak
-//   measured in this run pairs_share          pairs computed / causal pairs plan_share share of the
-//   time that goes into building the routing plan allocations          in one call, once warm, with
-//   a workspace
+//
+//   GFLOP/s      4 head_dim operations a pair and head
+//   peak_share   their share of the FMA peak that is measured in this run
+//   pairs_share  pairs computed / causal pairs
+//   plan_share   share of the time that goes into building the routing plan
+//   allocations  in one call, once warm, with a workspace
+//
 // How much faster sparse is than dense: see speedup.cpp, which alternates the two.
 #include <benchmark/benchmark.h>
 

@@ -2,9 +2,8 @@
 // machine that slows down slows both. One thread (processor time), fp32, causal; the plan is built
 // anew in each call.
 //
-//   speedup [--tokens 1024,4096,...] [--groups 4,8] [--top-k 1] [--head-dim 64] [--heads 8]
-//   [--window 128] [--sinks 1]
-//           [--rounds 7]
+//   speedup [--tokens 1024,4096,...] [--groups 4,8] [--top-k 1,2] [--head-dim 64] [--heads 8]
+//           [--window 128] [--sinks 1] [--rounds 7]
 //
 //   pairs       computed / causal
 //   plan        share of the sparse time that goes into building the plan

@@ -1,6 +1,8 @@
 // Focus attention around made-up hidden states, queries, keys and values.
+#include <cstddef>
 #include <cstdio>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include <focus/focus.hpp>

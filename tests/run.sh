@@ -53,7 +53,8 @@ fail() {
   failed=$((failed + 1))
   failures+=("$1 (see $2)")
   echo "  FAILED: $1"
-  tail -n 40 "$2" | sed 's/^/    /'
+  # The errors of compilers and of CMake, or else the end.
+  { grep -E -A 3 '(error|Error)[: ]|^FAILED: ' "$2" || tail -n 40 "$2"; } | head -n 60 | cut -c 1-400 | sed 's/^/    /'
 }
 skip() {
   skipped=$((skipped + 1))
