@@ -105,31 +105,28 @@ run_tests() {
   echo "  $total tests, $bad failed; $SECONDS s so far"
 }
 
-# A tier of the instruction set, CPU_FLAGS as in /proc/cpuinfo: run where the processor has it, else only built.
-# test_tier NAME PRESET CPU_FLAGS [-D... | SUBJECT ...]: all there is, or the tests of the subjects.
+# A tier of the instruction set, CPU_FLAGS as in /proc/cpuinfo: run where the processor has it, else one program of the
+# whole library is built. test_tier NAME PRESET CPU_FLAGS LABEL [-D... | TARGET ...]; LABEL is a regular expression for ctest.
 test_tier() {
-  local name=$1 preset=$2 needs=$3 definitions=() subjects=() argument
-  shift 3
-  for argument in "$@"; do
-    if [[ $argument == -D* ]]; then definitions+=("$argument"); else subjects+=("$argument"); fi
-  done
-  if ! cpu_has $needs; then name+=", built only"; fi
-  configure "$name" "$preset" "${definitions[@]}" || return
-  if build "$preset" "${subjects[@]/#/test_}"; then
+  local name=$1 preset=$2 needs=$3 label=$4 runs=yes
+  shift 4
+  # shellcheck disable=SC2086  # a list of flags
+  cpu_has $needs || runs=no
+  if [[ $runs == no ]]; then
+    name+=", built only"
+    set -- "${@/#focus_*_tests/test_compile_plain}"
+  fi
+  configure "$name" "$preset" "$@" || return
+  if build "$preset" "$@"; then
     pass
   else
     fail "$name: building" "$logs/$preset.log"
   fi
-  if cpu_has $needs; then
-    run_tests "$name" "$preset" --tests-regex "$(subjects_regex "${subjects[@]}")"
+  if [[ $runs == yes ]]; then
+    run_tests "$name" "$preset" --label-regex "$label"
   else
     skip "$name: this processor lacks some of: $needs; the tests were not run"
   fi
-}
-
-subjects_regex() {
-  local IFS='|'
-  if (($# == 0)); then echo .; else echo "^($*)\$"; fi
 }
 
 install_packages
@@ -143,20 +140,15 @@ readonly routing=(centroids sinkhorn top_k route routing_plan merge)
 readonly threads=(parallel attention sparse_attention sinkhorn route)
 readonly rest=(error tensor_view overlap scalar parallel workspace reference)
 
-test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
-test_tier "GCC, plain C++" generic "$any" "${quick[@]}" "${kernels[@]}" "${routing[@]}"
-if cpu_has $avx512; then
-  test_tier "GCC, AVX-512" avx512 "$avx512" "${quick[@]}" "${kernels[@]}" "${routing[@]}"
-else
-  test_tier "GCC, AVX-512" avx512 "$avx512" "${quick[@]}" simd attention
-  test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" "${kernels[@]}" sinkhorn route merge
-fi
-test_tier "Clang, AVX2" clang-avx2 "$avx2" "${quick[@]}"
-test_tier "Clang, plain C++" clang-generic "$any" "${quick[@]}" simd attention sparse_attention merge route
-test_tier "Clang, AVX-512" clang-avx512 "$avx512" "${quick[@]}" simd attention
-test_tier "Address and undefined-behaviour sanitizers" clang-asan-ubsan "$avx2" "${quick[@]}" \
-  "${kernels[@]}" "${routing[@]}" "${rest[@]}"
-test_tier "Thread sanitizer" clang-tsan "$avx2" "${quick[@]}" "${threads[@]}"
+test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
+test_tier "Clang, AVX2" clang-avx2 "$avx2" . "${quick[@]}"
+test_tier "GCC, plain C++" generic "$any" unit "${quick[@]}" focus_unit_tests
+test_tier "GCC, AVX-512" avx512 "$avx512" unit "${quick[@]}" focus_unit_tests
+test_tier "Clang, AVX-512" clang-avx512 "$avx512" unit "${quick[@]}" focus_unit_tests
+test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" unit focus_unit_tests
+test_tier "GCC, NEON under qemu" neon "$any" kernels "${quick[@]}" focus_kernel_tests
+test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" unit "${quick[@]}" focus_unit_tests
+test_tier "Thread sanitizer" tsan "$avx2" threads "${quick[@]}" focus_thread_tests
 
 echo
 printf 'FAILED: %s\n' "${failures[@]}" | grep -v '^FAILED: $'
