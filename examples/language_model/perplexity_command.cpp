@@ -62,7 +62,7 @@ class perplexity_table {
     load_routers();
     plan_rows();
     std::printf(
-        "%s reads %s: %lld windows of %lld tokens from token %lld on, %lld threads\n"
+        "%s reads %s: %lld x %lld tokens from token %lld on, %lld threads\n"
         "window %lld, sinks %lld, layers %s%s\n\n",
         file_name(options_.common.model).c_str(), file_name(path_).c_str(),
         static_cast<long long>(count_), static_cast<long long>(options_.text.context),

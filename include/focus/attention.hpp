@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "focus/attention_arguments.hpp"
 #include "focus/config.hpp"
@@ -17,7 +18,11 @@ namespace detail {
 /// log2, or, where they are capped, as the argument of tanh.
 template <class A>
 A query_factor(const resolved_score<A>& score) noexcept {
-  return score.softcap > 0 ? score.scale / score.softcap : score.scale * log2_e<A>;
+  constexpr A highest = (std::numeric_limits<A>::max)();
+  const A factor = score.softcap > 0 ? score.scale / score.softcap : score.scale * log2_e<A>;
+  // A finite scale stays finite: 0 times it is 0.
+  return score.scale >= -highest && score.scale <= highest ? std::clamp(factor, -highest, highest)
+                                                           : factor;
 }
 
 /// A loop over heads and tiles of query rows, last rows first: they see the most keys, and the
@@ -38,10 +43,9 @@ void for_each_query_tile(index_t heads, index_t n_q, Exec& exec, F&& body) {
 inline index_t heads_at_once(const attention_shape& shape, index_t tasks_a_head,
                              index_t threads) noexcept {
   constexpr index_t tasks_a_thread = 8;
-  if (threads <= 1) return 1;
+  if (threads <= 1) return (std::min<index_t>)(shape.kv_heads, 1);
   const index_t tasks = (std::max<index_t>)(tasks_a_head * shape.group_size(), 1);
-  return std::clamp<index_t>(ceil_div(tasks_a_thread * threads, tasks), 1,
-                             (std::max<index_t>)(shape.kv_heads, 1));
+  return (std::min)(ceil_div(tasks_a_thread * threads, tasks), shape.kv_heads);
 }
 
 /// body(arguments of some kv heads and their query heads), until all heads have been in one.

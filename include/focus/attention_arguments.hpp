@@ -74,11 +74,11 @@ struct attention_arguments {
 template <class Q, class K, class V, class Out, class Lse>
 auto check_attention_arguments(const char* function, Q&& q_in, K&& k_in, V&& v_in, Out&& out_in,
                                Lse&& lse_in) {
-  const auto q = as_const_view(q_in);
-  const auto k = as_const_view(k_in);
-  const auto v = as_const_view(v_in);
-  const auto out = as_view(out_in);
-  const auto lse = as_view(lse_in);
+  const auto q = detail::as_const_view(q_in);
+  const auto k = detail::as_const_view(k_in);
+  const auto v = detail::as_const_view(v_in);
+  const auto out = detail::as_view(out_in);
+  const auto lse = detail::as_view(lse_in);
 
   attention_shape s;
   s.heads = q.extent(0), s.n_q = q.extent(1), s.head_dim = q.extent(2);

@@ -28,8 +28,7 @@ class buffer {
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(const buffer& other) {
     if (this == &other) return *this;
-    resize(other.size_);
-    if (size_ > 0) std::memcpy(data(), other.data(), static_cast<std::size_t>(size_) * sizeof(T));
+    assign(other.view());
     return *this;
   }
   buffer& operator=(buffer&& other) noexcept {
@@ -55,6 +54,11 @@ class buffer {
     size_ = size;
   }
   void clear() noexcept { size_ = 0; }
+  /// Copies elements that are not its own.
+  void assign(std::span<const T> from) {
+    resize(static_cast<index_t>(from.size()));
+    if (!from.empty()) std::memcpy(data(), from.data(), from.size() * sizeof(T));
+  }
 
   /// Appends, growing by doubling.
   void push_back(const T& value) {

@@ -88,8 +88,8 @@ template <class T, class A>
 void widen_row(const T* from, index_t count, A* to) {
   constexpr int lanes = vec<A>::width;
   index_t t = 0;
-  for (; t + lanes <= count; t += lanes) load_widened<T, A>(from + t).store(to + t);
-  if (t < count) load_widened_partial<T, A>(from + t, count - t).store(to + t);
+  for (; t + lanes <= count; t += lanes) detail::load_widened<T, A>(from + t).store(to + t);
+  if (t < count) detail::load_widened_partial<T, A>(from + t, count - t).store(to + t);
 }
 
 /// Scales x (whole vectors, zeros behind its elements) to length 1; a zero vector stays zero.
@@ -154,8 +154,8 @@ class centroid_scorer {
       for (index_t c = 0; c < projected_stride_; c += lanes) {
         const T* from = params.projection.row(t) + c;
         const index_t count = group_dim_ - c;
-        const vec<A> x = count >= lanes ? load_widened<T, A>(from)
-                         : count > 0    ? load_widened_partial<T, A>(from, count)
+        const vec<A> x = count >= lanes ? detail::load_widened<T, A>(from)
+                         : count > 0    ? detail::load_widened_partial<T, A>(from, count)
                                         : vec<A>::zero();
         x.store(projection + (c / panel * model_dim_ + t) * panel + c % panel);
       }

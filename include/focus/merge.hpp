@@ -36,7 +36,7 @@ void copy_row(const From* from, index_t count, To* to) {
     if constexpr (std::same_as<From, To>)
       to[c] = from[c];
     else
-      to[c] = narrow<To>(static_cast<accumulator_t<To>>(widen(from[c])));
+      to[c] = narrow<To>(static_cast<accumulator_t<To>>(detail::widen(from[c])));
   }
 }
 
@@ -47,9 +47,11 @@ void mix_rows(A weight_a, const TA* a, A weight_b, const TB* b, index_t count, T
   const vec<A> factor_a = vec<A>::broadcast(weight_a), factor_b = vec<A>::broadcast(weight_b);
   for (index_t c = 0; c < count; c += lanes) {
     const index_t length = (std::min<index_t>)(lanes, count - c);
-    const vec<A> x = length == lanes ? load_widened(a + c) : load_widened_partial(a + c, length);
-    const vec<A> y = length == lanes ? load_widened(b + c) : load_widened_partial(b + c, length);
-    store_narrowed(fma(x, factor_a, y * factor_b), to + c, length);
+    const vec<A> x =
+        length == lanes ? detail::load_widened(a + c) : detail::load_widened_partial(a + c, length);
+    const vec<A> y =
+        length == lanes ? detail::load_widened(b + c) : detail::load_widened_partial(b + c, length);
+    detail::store_narrowed(fma(x, factor_a, y * factor_b), to + c, length);
   }
 }
 

@@ -155,9 +155,14 @@ inline void validate(const score_options& score, const char* function) {
 
 template <class A>
 resolved_score<A> resolve(const score_options& score, index_t head_dim) noexcept {
-  const A head_dim_or_1 = static_cast<A>(std::max<index_t>(head_dim, 1));
-  return {score.scale ? static_cast<A>(*score.scale) : A{1} / std::sqrt(head_dim_or_1),
-          static_cast<A>(score.softcap.value_or(0.0f))};
+  const A head_dim_or_1 = static_cast<A>((std::max<index_t>)(head_dim, 1));
+  resolved_score<A> r{score.scale ? static_cast<A>(*score.scale) : A{1} / std::sqrt(head_dim_or_1),
+                      static_cast<A>(score.softcap.value_or(0.0f))};
+  // Caps at the ends of the range, where products with them would leave it: so wide that no score
+  // reaches it, or so narrow that all scores are 0.
+  if (r.softcap > A(0x1p100)) r.softcap = 0;
+  if (r.softcap > 0 && r.softcap < A(0x1p-100)) r = {0, 0};
+  return r;
 }
 
 inline void validate(const sinkhorn_options& options, const char* function) {

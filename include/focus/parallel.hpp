@@ -128,6 +128,10 @@ class workspace_executor {
   constexpr void parallel_for(index_t tasks, F&& body) {
     exec_.parallel_for(tasks, body);
   }
+  template <class F>
+  constexpr void parallel_for(index_t tasks, F&& body) const {
+    exec_.parallel_for(tasks, body);
+  }
   [[nodiscard]] constexpr focus::workspace& workspace() const noexcept { return *scratch_; }
 
  private:

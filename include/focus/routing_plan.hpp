@@ -65,6 +65,10 @@ class routing_plan {
                const pattern_options& pattern = {}) {
     rebuild_from(query_masks, detail::as_span(key_masks), pattern);
   }
+  void rebuild(std::span<const group_mask> query_masks, std::span<const group_mask> key_masks,
+               const pattern_options& pattern) {
+    rebuild_from(query_masks, key_masks, pattern);
+  }
 
   [[nodiscard]] index_t query_count() const noexcept { return query_masks_.size(); }
   [[nodiscard]] index_t key_count() const noexcept { return key_masks_.size(); }
@@ -151,17 +155,33 @@ template <span_like<group_mask> KeyMasks>
   return plan;
 }
 
+[[nodiscard]] inline routing_plan make_routing_plan(std::span<const group_mask> query_masks,
+                                                    std::span<const group_mask> key_masks,
+                                                    const pattern_options& pattern) {
+  routing_plan plan;
+  plan.rebuild(query_masks, key_masks, pattern);
+  return plan;
+}
+
 inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
                                        std::span<const group_mask> key_masks,
                                        const pattern_options& pattern) {
   detail::validate(pattern, "make_routing_plan");
+  const auto is_own = [&](std::span<const group_mask> masks) {
+    return !masks.empty() &&
+           (masks.data() == query_masks_.data() || masks.data() == key_masks_.data());
+  };
+  if (is_own(query_masks) || is_own(key_masks)) {
+    detail::buffer<group_mask> query_copy, key_copy;
+    query_copy.assign(query_masks);
+    key_copy.assign(key_masks);
+    return rebuild_from(query_copy.view(), key_copy.view(), pattern_options(pattern));
+  }
   const auto n_q = static_cast<index_t>(query_masks.size());
   const auto n_k = static_cast<index_t>(key_masks.size());
   pattern_ = pattern;
-  query_masks_.resize(n_q);
-  key_masks_.resize(n_k);
-  detail::copy(query_masks.data(), query_masks.data() + n_q, query_masks_.data());
-  detail::copy(key_masks.data(), key_masks.data() + n_k, key_masks_.data());
+  query_masks_.assign(query_masks);
+  key_masks_.assign(key_masks);
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
   query_cells_.clear(), key_cells_.clear(), tiles_.clear();
   layout_ = detail::plan_layout::none;

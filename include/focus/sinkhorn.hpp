@@ -42,8 +42,9 @@ class group_potentials {
   template <class T>
   [[nodiscard]] FOCUS_ALWAYS_INLINE vec<A> logits(const T* scores, index_t g,
                                                   vec<A> temperature) const {
-    const vec<A> s = groups_ - g >= lanes ? load_widened<T, A>(scores + g)
-                                          : load_widened_partial<T, A>(scores + g, groups_ - g);
+    const vec<A> s = groups_ - g >= lanes
+                         ? detail::load_widened<T, A>(scores + g)
+                         : detail::load_widened_partial<T, A>(scores + g, groups_ - g);
     return s / temperature + vec<A>::load(value_ + g);
   }
 

@@ -134,12 +134,12 @@ template <class A>
 void split_gates(index_t count, A* gates, A* scores) noexcept {
   const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
   // Subnormal products are lifted into the normal range first.
-  const vec<A> small = vec<A>::broadcast(sizeof(A) == 4 ? A(0x1p-62) : A(0x1p-900));
+  const vec<A> lowest_normal = vec<A>::broadcast(sizeof(A) == 4 ? A(0x1p-62) : A(0x1p-900));
   const vec<A> lift = vec<A>::broadcast(A(0x1p64) - 1), lift_exponent = vec<A>::broadcast(A{64});
   for (index_t j = 0; j < count; j += vec<A>::width) {
     const vec<A> p = vec<A>::load(gates + j);
-    const vec<A> lifted = fma(p, zero_where_less(lift, small, p), p);
-    const vec<A> e = exponent(lifted) - zero_where_less(lift_exponent, small, p);
+    const vec<A> lifted = fma(p, zero_where_less(lift, lowest_normal, p), p);
+    const vec<A> e = exponent(lifted) - zero_where_less(lift_exponent, lowest_normal, p);
     where_zero(p, hidden, vec<A>::load(scores + j) + e).store(scores + j);
     // NaN and infinite p have no mantissa: 0 * p makes them NaN.
     where_zero(p, p, fma(p, vec<A>::zero(), mantissa(lifted))).store(gates + j);
@@ -163,6 +163,8 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   score_slots<Rows>(strip.query, keys, base, seen.end, scores);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
   score_slots<Rows>(query_gates, key_gates, base, seen.end, gates);
+  // A gate factor of NaN would outlast the weight of 0 that a hidden pair gets.
+  if (by_weight) hide_outside<Rows>(strip.limit, seen, base, count, gates, A{0});
   for (int r = 0; r < Rows; ++r) {
     A* row_gates = gates + r * stride;
     A* row_scores = scores + r * stride;

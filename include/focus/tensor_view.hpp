@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -188,19 +189,18 @@ template <class X, int Rank>
 concept mutable_tensor_like =
     tensor_like<X, Rank> && !std::is_const_v<typename detail::view_type<X>::element_type>;
 
-/// A contiguous range (std::vector, std::array, std::span, an Eigen vector, ...) of elements of
-/// type T or const T.
+/// A contiguous range (std::vector, std::array, std::span, a C array, an Eigen vector, ...) of
+/// elements of type T or const T.
 template <class X, class T>
 concept span_like = requires(X& x) {
-  { *x.data() } -> std::convertible_to<const T&>;
-  { x.size() } -> std::convertible_to<std::size_t>;
-  requires std::same_as<std::remove_cvref_t<decltype(*x.data())>, T>;
+  { std::size(x) } -> std::convertible_to<std::size_t>;
+  requires std::same_as<std::remove_cvref_t<decltype(*std::data(x))>, T>;
 };
 
 /// The same, with elements that may be written.
 template <class X, class T>
 concept mutable_span_like = span_like<X, T> && requires(X& x, T value) {
-  *x.data() = value;
+  *std::data(x) = value;
 };
 
 namespace detail {
@@ -218,11 +218,11 @@ constexpr auto as_view(X&& x) {
 template <class X>
 constexpr auto as_const_view(X&& x) {
   using view = view_type<X>;
-  return tensor_view<const typename view::value_type, view::rank>(as_view(x));
+  return tensor_view<const typename view::value_type, view::rank>(detail::as_view(x));
 }
 
 template <class X>
-using span_element_of = std::remove_cvref_t<decltype(*std::declval<X&>().data())>;
+using span_element_of = std::remove_cvref_t<decltype(*std::data(std::declval<X&>()))>;
 
 template <class X>
 constexpr auto as_span(X&& x) {
@@ -230,7 +230,7 @@ constexpr auto as_span(X&& x) {
   if constexpr (requires { x.innerStride(); })
     require(x.innerStride() == 1 || x.size() <= 1, "span", "stride", "contiguous elements",
             x.innerStride());
-  return std::span(x.data(), static_cast<std::size_t>(x.size()));
+  return std::span(std::data(x), static_cast<std::size_t>(std::size(x)));
 }
 
 template <int Rank, class T>

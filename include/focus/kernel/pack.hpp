@@ -46,7 +46,7 @@ FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::s
     vec<A> block[static_cast<std::size_t>(blocks)][static_cast<std::size_t>(lanes)];
     static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
       static_for<lanes>([&](auto l) FOCUS_LAMBDA_INLINE {
-        block[b][l] = load_widened<T, A>(rows[b * lanes + l] + t) * scale;
+        block[b][l] = detail::load_widened<T, A>(rows[b * lanes + l] + t) * scale;
       });
       transpose(block[b]);
     });
@@ -59,7 +59,7 @@ FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::s
   // One by one: nothing behind a row may be read.
   for (; t < depth; ++t)
     for (int c = 0; c < Columns; ++c)
-      to[t * Columns + c] = static_cast<A>(widen(rows[c][t])) * factor;
+      to[t * Columns + c] = static_cast<A>(detail::widen(rows[c][t])) * factor;
 }
 
 /// The same, from row_of(0) ... row_of(Columns - 1).
@@ -214,8 +214,8 @@ class key_packer {
     vec<A> poison = vec<A>::zero();  // 0 * x is NaN just for NaN and infinite x
     for (index_t column = 0; column < ceil_div(value_dim_, panel) * panel; column += lanes) {
       const index_t count = row == nullptr ? 0 : value_dim_ - column;
-      const vec<A> x = count >= lanes ? load_widened(row + column)
-                       : count > 0    ? load_widened_partial(row + column, count)
+      const vec<A> x = count >= lanes ? detail::load_widened(row + column)
+                       : count > 0    ? detail::load_widened_partial(row + column, count)
                                       : vec<A>::zero();
       poison = fma(x, vec<A>::zero(), poison);
       x.store(values + (column / panel * value_stride() + slot) * panel + column % panel);

@@ -128,8 +128,10 @@ class query_tile {
     for (index_t c = 0; c < value_dim_; c += lanes) {
       // A value that came with a weight of 0 may have been infinite: zeros are written, not
       // multiplied by.
-      const vec<A> x = nothing_seen ? vec<A>::zero() : vec<A>::load(acc + c) * factor;
-      store_narrowed(x, out + c, (std::min<index_t>)(lanes, value_dim_ - c));
+      // Adding 0 turns -0 into 0: a sum that began with underflow may have either sign.
+      const vec<A> x =
+          nothing_seen ? vec<A>::zero() : fma(vec<A>::load(acc + c), factor, vec<A>::zero());
+      detail::store_narrowed(x, out + c, (std::min<index_t>)(lanes, value_dim_ - c));
     }
   }
   /// Its logsumexp, natural logarithm; exactly -inf when nothing was seen.

@@ -77,7 +77,7 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
     return load_float16(p, static_cast<vec<A>*>(nullptr));
   } else {
     A lane[static_cast<std::size_t>(vec<A>::width)];
-    for (int l = 0; l < vec<A>::width; ++l) lane[l] = widen(p[l]);
+    for (int l = 0; l < vec<A>::width; ++l) lane[l] = detail::widen(p[l]);
     return vec<A>::load(lane);
   }
 }
@@ -86,7 +86,7 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
 template <class T, class A = accumulator_t<T>>
 FOCUS_ALWAYS_INLINE vec<A> load_widened_partial(const T* p, index_t count) {
   A lane[static_cast<std::size_t>(vec<A>::width)] = {};
-  for (index_t l = 0; l < count; ++l) lane[l] = widen(p[l]);
+  for (index_t l = 0; l < count; ++l) lane[l] = detail::widen(p[l]);
   return vec<A>::load(lane);
 }
 

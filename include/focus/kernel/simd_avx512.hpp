@@ -2,7 +2,16 @@
 #pragma once
 
 #include <cstdint>
+// GCC 12 warns of its own _mm512_undefined_ps() wherever an intrinsic that uses it is inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 #include "focus/config.hpp"
 #include "focus/kernel/unroll.hpp"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -55,10 +56,21 @@ struct generic_vector {
   }
 };
 
+#if defined(__FP_FAST_FMAF) && defined(__FP_FAST_FMA)
+inline constexpr bool has_fused_multiply_add = true;
+#else
+inline constexpr bool has_fused_multiply_add = false;
+#endif
+
 template <class A>
 FOCUS_ALWAYS_INLINE generic_vector<A> fma(generic_vector<A> a, generic_vector<A> b,
                                           generic_vector<A> c) noexcept {
-  return generic_vector<A>::map([&](std::size_t l) { return a.lane[l] * b.lane[l] + c.lane[l]; });
+  return generic_vector<A>::map([&](std::size_t l) {
+    // Where the processor has a fused form, the compiler may use it in one place and not in
+    // another: then say so, for the same bits everywhere.
+    if constexpr (has_fused_multiply_add) return std::fma(a.lane[l], b.lane[l], c.lane[l]);
+    return a.lane[l] * b.lane[l] + c.lane[l];
+  });
 }
 template <class A>
 FOCUS_ALWAYS_INLINE generic_vector<A> maximum(generic_vector<A> a, generic_vector<A> b) noexcept {

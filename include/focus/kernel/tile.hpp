@@ -125,18 +125,17 @@ void cap_scores(A* scores, index_t count, A softcap) {
     }
 }
 
-/// Sets the scores of slots outside each row's limits to -inf, in slots [base, base + count). True
-/// when a slot that some row of the strip sees is hidden from another.
+/// Sets to `value` what is at slots outside each row's limits, in slots [base, base + count):
+/// scores to -inf. True when a slot that some row of the strip sees is hidden from another.
 template <int Rows, class A>
-bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_t count,
-                  A* scores) {
-  constexpr A hidden = minus_infinity<A>();
+bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_t count, A* scores,
+                  A value = minus_infinity<A>()) {
   bool partial = false;
   for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
     const index_t begin = std::clamp(limit[r].begin, base, base + count);
     const index_t end = std::clamp(limit[r].end, begin, base + count);
-    fill(scores, scores + (begin - base), hidden);
-    fill(scores + (end - base), scores + count, hidden);
+    fill(scores, scores + (begin - base), value);
+    fill(scores + (end - base), scores + count, value);
     partial |= begin > seen.begin || end < seen.end;
   }
   return partial;

@@ -52,7 +52,7 @@ template <class TA, class TB>
 double dot(const TA* a, const TB* b, index_t n) {
   double sum = 0;
   for (index_t c = 0; c < n; ++c)
-    sum += static_cast<double>(widen(a[c])) * static_cast<double>(widen(b[c]));
+    sum += static_cast<double>(detail::widen(a[c])) * static_cast<double>(detail::widen(b[c]));
   return sum;
 }
 
@@ -103,7 +103,7 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
           sum += weight;
           for (index_t c = 0; c < value_dim; ++c)
             sum_v[static_cast<std::size_t>(c)] +=
-                weight * static_cast<double>(widen(a.v(kv, t.key, c)));
+                weight * static_cast<double>(detail::widen(a.v(kv, t.key, c)));
         }
 
       using out_type = typename decltype(a.out)::value_type;

@@ -31,7 +31,8 @@ class table {
   template <class T>
   explicit table(const matrix_view<const T>& x) : table(x.extent(0), x.extent(1)) {
     for (index_t i = 0; i < rows_; ++i)
-      for (index_t g = 0; g < columns_; ++g) (*this)(i, g) = static_cast<double>(widen(x(i, g)));
+      for (index_t g = 0; g < columns_; ++g)
+        (*this)(i, g) = static_cast<double>(detail::widen(x(i, g)));
   }
 
   [[nodiscard]] index_t rows() const { return rows_; }
@@ -108,7 +109,7 @@ table centroid_scores(const matrix_view<const H>& hidden, const centroid_params<
   const index_t n = hidden.extent(0), model_dim = hidden.extent(1);
   const index_t group_dim = params.projection.extent(1), groups = params.centroids.extent(0);
   const auto as_double = [](const auto& x) {
-    return static_cast<double>(widen(x));
+    return static_cast<double>(detail::widen(x));
   };
 
   table projected(n, group_dim);
