@@ -74,11 +74,9 @@ configure() {
   if grep -q 'NOT built' "$logs/$preset.log"; then fail "$name: parts are left out" "$logs/$preset.log"; fi
 }
 
-# build PRESET [TARGET ...]: all or the targets, as far as it goes.
+# build PRESET TARGET: as far as it goes.
 build() {
-  local preset=$1
-  shift
-  cmake --build "build/$preset" --parallel "$jobs" ${1:+--target "$@"} -- -k 0 >>"$logs/$preset.log" 2>&1
+  cmake --build "build/$1" --parallel "$jobs" --target "$2" -- -k 0 >>"$logs/$1.log" 2>&1
 }
 
 test_name() { sed -E 's/.*Test +#[0-9]+: ([^ ]+) .*/\1/' <<<"$1"; }
@@ -105,19 +103,15 @@ run_tests() {
   echo "  $total tests, $bad failed; $SECONDS s so far"
 }
 
-# A tier of the instruction set, CPU_FLAGS as in /proc/cpuinfo: run where the processor has it, else one program of the
-# whole library is built. test_tier NAME PRESET CPU_FLAGS LABEL [-D... | TARGET ...]; LABEL is a regular expression for ctest.
+# A tier of the instruction set: test_tier NAME PRESET CPU_FLAGS TARGET LABEL [-D...]. CPU_FLAGS as in /proc/cpuinfo: where
+# the processor lacks one, only a program of the whole library is built. LABEL: which of the tests, a regular expression.
 test_tier() {
-  local name=$1 preset=$2 needs=$3 label=$4 runs=yes
-  shift 4
+  local name=$1 preset=$2 needs=$3 target=$4 label=$5 runs=yes
+  shift 5
   # shellcheck disable=SC2086  # a list of flags
-  cpu_has $needs || runs=no
-  if [[ $runs == no ]]; then
-    name+=", built only"
-    set -- "${@/#focus_*_tests/test_compile_plain}"
-  fi
+  if ! cpu_has $needs; then runs=no name+=", built only" target=test_compile_plain; fi
   configure "$name" "$preset" "$@" || return
-  if build "$preset" "$@"; then
+  if build "$preset" "$target"; then
     pass
   else
     fail "$name: building" "$logs/$preset.log"
@@ -132,23 +126,18 @@ test_tier() {
 install_packages
 
 readonly avx2="avx2 fma f16c" avx512="avx512f avx512bw avx512dq avx512vl" any=""
-# One build optimises as users do and has everything; the others have -O1, and where time is short the tests that are
-# most about what is special in them.
+# One build optimises as users do and has everything; the others are many and -O1 is quick.
 readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1)
-readonly kernels=(simd attention sparse_attention soft_gate)
-readonly routing=(centroids sinkhorn top_k route routing_plan merge)
-readonly threads=(parallel attention sparse_attention sinkhorn route)
-readonly rest=(error tensor_view overlap scalar parallel workspace reference)
 
-test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
-test_tier "Clang, AVX2" clang-avx2 "$avx2" . "${quick[@]}"
-test_tier "GCC, plain C++" generic "$any" unit "${quick[@]}" focus_unit_tests
-test_tier "GCC, AVX-512" avx512 "$avx512" unit "${quick[@]}" focus_unit_tests
-test_tier "Clang, AVX-512" clang-avx512 "$avx512" unit "${quick[@]}" focus_unit_tests
-test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" unit focus_unit_tests
-test_tier "GCC, NEON under qemu" neon "$any" kernels "${quick[@]}" focus_kernel_tests
-test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" unit "${quick[@]}" focus_unit_tests
-test_tier "Thread sanitizer" tsan "$avx2" threads "${quick[@]}" focus_thread_tests
+test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
+test_tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
+test_tier "GCC, plain C++" generic "$any" focus_unit_tests unit "${quick[@]}"
+test_tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
+test_tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
+test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests kernels
+test_tier "GCC, NEON under qemu" neon "$any" focus_kernel_tests kernels "${quick[@]}"
+test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
+test_tier "Thread sanitizer" tsan "$avx2" focus_thread_tests threads "${quick[@]}"
 
 echo
 printf 'FAILED: %s\n' "${failures[@]}" | grep -v '^FAILED: $'
