@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 readonly packages=(g++ clang cmake ninja-build pkg-config catch2 libbenchmark-dev libeigen3-dev libomp-dev
-  libsimde-dev libcli11-dev libpcre2-dev nlohmann-json3-dev)
+  libsimde-dev libcli11-dev libpcre2-dev nlohmann-json3-dev g++-aarch64-linux-gnu qemu-user)
 readonly jobs=${JOBS:-$(nproc)}
 readonly logs=build/logs
 passed=0 failed=0 skipped=0
