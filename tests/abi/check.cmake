@@ -33,7 +33,9 @@ if(NOT generic OR NOT avx2)
 endif()
 set(shared)
 foreach(name IN LISTS generic)
-  if(name IN_LIST avx2)
+  # The plain data outside of the inline namespace has implicit constructors: they set members, and are inlined in any
+  # optimised build.
+  if(name IN_LIST avx2 AND NOT name MATCHES " W _ZN5focus[0-9]+[a-z_]+_optionsC[12]Ev$")
     list(APPEND shared "${name}")
   endif()
 endforeach()
