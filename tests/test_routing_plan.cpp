@@ -213,3 +213,21 @@ TEST_CASE("routing_plan: bad arguments are refused, and leave a plan as it was")
   refuse("query_offset", {.query_offset = (std::numeric_limits<index_t>::max)()});
   refuse("query_offset", {.query_offset = (std::numeric_limits<index_t>::min)()});
 }
+
+TEST_CASE("routing_plan: rebuilt from its own masks, in the other's place") {
+  const std::vector<focus::group_mask> first(300, 1), second(500, 2);
+  auto plan = focus::make_routing_plan(first, second);
+  plan.rebuild(plan.key_masks(), plan.query_masks());
+  REQUIRE(plan.query_count() == 500);
+  REQUIRE(plan.key_count() == 300);
+  for (const focus::group_mask mask : plan.query_masks()) REQUIRE(mask == 2);
+  for (const focus::group_mask mask : plan.key_masks()) REQUIRE(mask == 1);
+}
+
+TEST_CASE("routing_plan: C arrays and {} are masks") {
+  const focus::group_mask masks[] = {1, 2, 1, 2};
+  const auto plan = focus::make_routing_plan(masks, masks, {.window = focus::no_window});
+  CHECK(plan.allowed_pairs() == 6);  // each token itself, and the one two before it
+  CHECK(focus::make_routing_plan(std::span<const focus::group_mask>(masks), {}, {}).key_count() ==
+        0);
+}
