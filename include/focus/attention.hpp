@@ -56,10 +56,10 @@ void for_each_head_batch(const Arguments& args, index_t heads_at_once, F&& body)
 }
 
 /// The pass over keys in token order: local pairs and sinks, which with an unlimited window is
-/// dense attention.
-template <class A>
-void attend_local(query_tile<A>& tile, const packed_keys<A>& keys, const resolved_pattern& pattern,
-                  index_t first_row, A softcap) {
+/// dense attention. Sets the limits of the tile's rows and calls attend() for the window, and again
+/// for sinks that lie apart from it.
+template <class Tile, class Attend>
+void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row, Attend&& attend) {
   bool apart = false;
   for (index_t r = 0; r < tile.rows(); ++r) {
     const key_range local = pattern.local(first_row + r);
@@ -71,7 +71,7 @@ void attend_local(query_tile<A>& tile, const packed_keys<A>& keys, const resolve
         meet ? slot_range{sink_end > 0 ? 0 : local.begin, (std::max)(sink_end, local.end)}
              : slot_range{local.begin, local.end};
   }
-  tile.attend(keys, softcap);
+  attend();
   if (!apart) return;
   for (index_t r = 0; r < tile.rows(); ++r) {
     const key_range local = pattern.local(first_row + r);
@@ -79,7 +79,7 @@ void attend_local(query_tile<A>& tile, const packed_keys<A>& keys, const resolve
     tile.limit(r) =
         local.empty() || sink_end >= local.begin ? slot_range{} : slot_range{0, sink_end};
   }
-  tile.attend(keys, softcap);
+  attend();
 }
 
 /// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
@@ -113,7 +113,8 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
                    const resolved_score<A>& score, Exec& exec) {
   run_in_token_order(args, score, exec,
                      [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
-                       attend_local(tile, keys, pattern, first, score.softcap);
+                       attend_local(tile, pattern, first,
+                                    [&] { tile.attend(keys, score.softcap); });
                      });
 }
 

@@ -26,6 +26,15 @@ struct attention_shape {
   }
 };
 
+/// The heads [first, first + count) of a tensor; one that is left out stays so.
+template <class T, int Rank>
+tensor_view<T, Rank> heads_slice(const tensor_view<T, Rank>& view, index_t first, index_t count) {
+  if (view.data() == nullptr) return view;
+  auto extents = view.extents();
+  extents[0] = count;
+  return {view.data() + first * view.stride(0), extents, view.strides()};
+}
+
 /// Views of Q, K, V, out and lse after their checks, as the kernels take them.
 template <scalar TQ, scalar TK, scalar TV, scalar TOut, std::floating_point TLse>
 struct attention_arguments {
@@ -48,27 +57,37 @@ struct attention_arguments {
   [[nodiscard]] attention_arguments heads_of(index_t first, index_t count) const {
     attention_arguments part = *this;
     const index_t group = shape.group_size();
-    part.q = slice(q, first * group, count * group);
-    part.k = slice(k, first, count);
-    part.v = slice(v, first, count);
-    part.out = slice(out, first * group, count * group);
-    if (wants_lse()) part.lse = slice(lse, first * group, count * group);
+    part.q = heads_slice(q, first * group, count * group);
+    part.k = heads_slice(k, first, count);
+    part.v = heads_slice(v, first, count);
+    part.out = heads_slice(out, first * group, count * group);
+    part.lse = heads_slice(lse, first * group, count * group);
     part.shape.heads = count * group;
     part.shape.kv_heads = count;
     return part;
   }
-
- private:
-  template <class T, int Rank>
-  static tensor_view<T, Rank> slice(const tensor_view<T, Rank>& view, index_t first,
-                                    index_t count) {
-    auto extents = view.extents();
-    extents[0] = count;
-    // A null pointer (nothing in it) stays null.
-    return {view.data() == nullptr ? nullptr : view.data() + first * view.stride(0), extents,
-            view.strides()};
-  }
 };
+
+/// Checks the shapes of Q, K and V and that they have data; returns what they say.
+template <class TQ, class TK, class TV>
+attention_shape check_attention_inputs(const char* function, const tensor_view<const TQ, 3>& q,
+                                       const tensor_view<const TK, 3>& k,
+                                       const tensor_view<const TV, 3>& v) {
+  attention_shape s;
+  s.heads = q.extent(0), s.n_q = q.extent(1), s.head_dim = q.extent(2);
+  s.kv_heads = k.extent(0), s.n_k = k.extent(1), s.value_dim = v.extent(2);
+  require_shape(k, {s.kv_heads, s.n_k, s.head_dim}, function, "k");
+  require_shape(v, {s.kv_heads, s.n_k, s.value_dim}, function, "v");
+  if (s.kv_heads == 0 ? s.heads != 0 : s.heads % s.kv_heads != 0)
+    fail_argument(
+        function, "q",
+        "a number of heads that is a multiple of kv_heads = " + std::to_string(s.kv_heads),
+        s.heads);
+  require_data(q, function, "q");
+  require_data(k, function, "k");
+  require_data(v, function, "v");
+  return s;
+}
 
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
 template <class Q, class K, class V, class Out, class Lse>
@@ -80,20 +99,8 @@ auto check_attention_arguments(const char* function, Q&& q_in, K&& k_in, V&& v_i
   const auto out = detail::as_view(out_in);
   const auto lse = detail::as_view(lse_in);
 
-  attention_shape s;
-  s.heads = q.extent(0), s.n_q = q.extent(1), s.head_dim = q.extent(2);
-  s.kv_heads = k.extent(0), s.n_k = k.extent(1), s.value_dim = v.extent(2);
-  require_shape(k, {s.kv_heads, s.n_k, s.head_dim}, function, "k");
-  require_shape(v, {s.kv_heads, s.n_k, s.value_dim}, function, "v");
-  if (s.kv_heads == 0 ? s.heads != 0 : s.heads % s.kv_heads != 0)
-    fail_argument(
-        function, "q",
-        "a number of heads that is a multiple of kv_heads = " + std::to_string(s.kv_heads),
-        s.heads);
+  const attention_shape s = check_attention_inputs(function, q, k, v);
   require_shape(out, {s.heads, s.n_q, s.value_dim}, function, "out");
-  require_data(q, function, "q");
-  require_data(k, function, "k");
-  require_data(v, function, "v");
   require_data(out, function, "out");
   require_distinct_elements(out, "out", function);
   require_disjoint(out, "out", q, "q", function);

@@ -7,4 +7,5 @@
 #pragma once
 
 #include "focus/reference/attention.hpp"
+#include "focus/reference/attention_backward.hpp"
 #include "focus/reference/routing.hpp"

@@ -24,26 +24,35 @@ inline void validate(const gate_options& gate, const char* function) {
   require(!is_nan(gate.sharpness), function, "sharpness", "a number", gate.sharpness);
 }
 
-template <class Arguments, class GQ, class GK>
-void check_gate_arguments(const char* function, const Arguments& args,
+/// Checks the assignments; returns the number of groups.
+template <class A, class GQ, class GK>
+index_t check_assignments(const char* function, const attention_shape& shape,
                           const matrix_view<const GQ>& query_assignment,
                           const matrix_view<const GK>& key_assignment) {
-  using A = typename Arguments::accumulator;
   static_assert((std::is_same_v<GQ, float> || std::is_same_v<GQ, A>)&&(std::is_same_v<GK, float> ||
                                                                        std::is_same_v<GK, A>),
                 "focus: assignments must be float, or double when q, k and v are double.");
   // Of no tokens there need not be an assignment.
-  const bool no_queries = args.shape.n_q == 0 && query_assignment.empty();
-  const bool no_keys = args.shape.n_k == 0 && key_assignment.empty();
+  const bool no_queries = shape.n_q == 0 && query_assignment.empty();
+  const bool no_keys = shape.n_k == 0 && key_assignment.empty();
   const index_t groups = no_keys ? query_assignment.extent(1) : key_assignment.extent(1);
   if (!no_keys || !no_queries)
     require(groups >= 1 && groups <= max_groups, function,
             no_keys ? "query_assignment" : "key_assignment", "1 to 64 groups", groups);
   if (!no_queries)
-    require_shape(query_assignment, {args.shape.n_q, groups}, function, "query_assignment");
-  if (!no_keys) require_shape(key_assignment, {args.shape.n_k, groups}, function, "key_assignment");
+    require_shape(query_assignment, {shape.n_q, groups}, function, "query_assignment");
+  if (!no_keys) require_shape(key_assignment, {shape.n_k, groups}, function, "key_assignment");
   require_data(query_assignment, function, "query_assignment");
   require_data(key_assignment, function, "key_assignment");
+  return groups;
+}
+
+template <class Arguments, class GQ, class GK>
+void check_gate_arguments(const char* function, const Arguments& args,
+                          const matrix_view<const GQ>& query_assignment,
+                          const matrix_view<const GK>& key_assignment) {
+  check_assignments<typename Arguments::accumulator>(function, args.shape, query_assignment,
+                                                     key_assignment);
   require_disjoint(args.out, "out", query_assignment, "query_assignment", function);
   require_disjoint(args.out, "out", key_assignment, "key_assignment", function);
   require_disjoint(args.lse, "lse", query_assignment, "query_assignment", function);
@@ -100,17 +109,18 @@ class gate_layout {
   std::size_t keys_at_ = 0, queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
 };
 
-/// Sets the gates of a row's local and sink keys to 1, in slots [base, base + count).
+/// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count): their
+/// gates to 1.
 template <class A>
-void open_gates(const resolved_pattern& pattern, index_t row, index_t base, index_t count,
-                A* gates) noexcept {
-  const auto open = [&](key_range keys) {
+void fill_near(const resolved_pattern& pattern, index_t row, index_t base, index_t count, A* gates,
+               A value) noexcept {
+  const auto fill_range = [&](key_range keys) {
     const index_t begin = std::clamp(keys.begin, base, base + count);
     const index_t end = std::clamp(keys.end, begin, base + count);
-    fill(gates + (begin - base), gates + (end - base), A{1});
+    fill(gates + (begin - base), gates + (end - base), value);
   };
-  open(pattern.local(row));
-  open({0, pattern.sink_end(row)});
+  fill_range(pattern.local(row));
+  fill_range({0, pattern.sink_end(row)});
 }
 
 /// sigmoid(sharpness * p), in place.
@@ -169,7 +179,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
     A* row_gates = gates + r * stride;
     A* row_scores = scores + r * stride;
     if (!by_weight) sigmoid_gates(count, static_cast<A>(gate.sharpness), row_gates);
-    open_gates(pattern, first_row + r, base, count, row_gates);
+    fill_near(pattern, first_row + r, base, count, row_gates, A{1});
     if (by_weight)
       split_gates(count, row_gates, row_scores);
     else

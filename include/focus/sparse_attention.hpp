@@ -19,11 +19,20 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
+inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
+                               const char* function) {
+  if (plan.query_count() == s.n_q && plan.key_count() == s.n_k) return;
+  fail_argument(
+      function, "plan",
+      "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
+      "n_q = " + std::to_string(plan.query_count()) + ", n_k = " + std::to_string(plan.key_count()));
+}
+
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
 /// below limit(row). Rows and keys both go up in position: after a search for the first row, the
 /// others walk along.
-template <class A, class Limit>
-void limit_rows_to_prefix(query_tile<A>& tile, const cell& keys, std::span<const index_t> slots,
+template <class Tile, class Limit>
+void limit_rows_to_prefix(Tile& tile, const cell& keys, std::span<const index_t> slots,
                           Limit&& limit) {
   const auto position = [&](index_t slot) {
     return slots[static_cast<std::size_t>(slot)];
@@ -39,42 +48,43 @@ void limit_rows_to_prefix(query_tile<A>& tile, const cell& keys, std::span<const
   }
 }
 
-/// The pass over cells: each tile of a query cell walks the key cells that meet it.
-template <class A>
-void attend_distant(query_tile<A>& tile, const packed_keys<A>& keys, const routing_plan& plan,
-                    const cell_tile& rows, const resolved_pattern& pattern, A softcap) {
+/// The pass over cells: each tile of a query cell walks the key cells that meet it. Sets the limits
+/// of the tile's rows and calls attend(rules) for each.
+template <class Tile, class Attend>
+void attend_distant(Tile& tile, const routing_plan& plan, const cell_tile& rows,
+                    const resolved_pattern& pattern, Attend&& attend) {
   const index_t* row = plan.query_order().data() + rows.begin;
   const group_mask mask = plan.tile_mask(rows);
   for (const cell& c : plan.key_cells()) {
     if ((c.mask & mask) == 0) continue;
     // In lists, a key in several groups of the query is met in that of the lowest.
     const group_mask met = plan.layout() == plan_layout::groups ? mask & (c.mask - 1) : 0;
-    const auto attend = [&] {
+    const auto attend_cell = [&] {
       if (met == 0)
-        tile.attend(keys, softcap);
+        attend(no_rules{});
       else
-        tile.attend(keys, softcap, excluded_groups{plan.slot_masks().data(), met});
+        attend(excluded_groups{plan.slot_masks().data(), met});
     };
     limit_rows_to_prefix(tile, c, plan.key_slots(),
                          [&](index_t r) { return pattern.distant_before(row[r]); });
-    attend();
+    attend_cell();
     if (pattern.causal) continue;
     limit_rows_to_prefix(tile, c, plan.key_slots(),
                          [&](index_t r) { return pattern.distant_after(row[r]); });
     for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
-    attend();
+    attend_cell();
   }
 }
 
-/// The plan's pairs tested one by one, in token order.
-template <class A>
-void attend_tested(query_tile<A>& tile, const packed_keys<A>& keys, const routing_plan& plan,
-                   const resolved_pattern& pattern, index_t first_row, A softcap) {
-  group_mask query_masks[plan_tile_rows + tile_sizes<A>::strip_rows] = {};
+/// The plan's pairs tested one by one, in token order: attend(rules), once.
+template <class Tile, class Attend>
+void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern& pattern,
+                   index_t first_row, Attend&& attend) {
+  group_mask query_masks[plan_tile_rows + tile_sizes<float>::strip_rows] = {};
   copy(plan.query_masks().data() + first_row, plan.query_masks().data() + first_row + tile.rows(),
        query_masks);
   for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, pattern.visible_end(first_row + r)};
-  tile.attend(keys, softcap, strangers{query_masks, plan.key_masks().data(), &pattern, first_row});
+  attend(strangers{query_masks, plan.key_masks().data(), &pattern, first_row});
 }
 
 }  // namespace detail
@@ -110,11 +120,7 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
   detail::validate(score, name);
   const detail::attention_shape& s = args.shape;
-  if (plan.query_count() != s.n_q || plan.key_count() != s.n_k)
-    detail::fail_argument(
-        name, "plan", "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
-        "n_q = " + std::to_string(plan.query_count()) +
-            ", n_k = " + std::to_string(plan.key_count()));
+  detail::check_plan_lengths(plan, s, name);
   using A = typename decltype(args)::accumulator;
   const auto scoring = detail::resolve<A>(score, s.head_dim);
   pattern_options pattern = plan.pattern();
@@ -123,7 +129,9 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   if (plan.layout() == detail::plan_layout::tested)
     return detail::run_in_token_order(
         args, scoring, exec, [&](auto& tile, const auto& keys, index_t first) {
-          detail::attend_tested(tile, keys, plan, resolved, first, scoring.softcap);
+          detail::attend_tested(tile, plan, resolved, first, [&](const auto& rules) {
+            tile.attend(keys, scoring.softcap, rules);
+          });
         });
   if (plan.tiles().empty()) return detail::run_attention(args, resolved, scoring, exec);
 
@@ -153,8 +161,9 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
           heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
             detail::query_tile<A> tile(memory, layout, worker);
             tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
-            detail::attend_local(tile, local_packer.head(memory, head / s.group_size()), resolved,
-                                 first, scoring.softcap);
+            const auto keys = local_packer.head(memory, head / s.group_size());
+            detail::attend_local(tile, resolved, first,
+                                 [&] { tile.attend(keys, scoring.softcap); });
             for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
           });
     }
@@ -169,8 +178,10 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
       tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
       if (any_local)
         for (index_t r = 0; r < rows.rows; ++r) tile.restore_row(r, saved_row(head, row[r]));
-      detail::attend_distant(tile, cell_packer.head(memory, head / s.group_size()), plan, rows,
-                             resolved, scoring.softcap);
+      const auto keys = cell_packer.head(memory, head / s.group_size());
+      detail::attend_distant(tile, plan, rows, resolved, [&](const auto& rules) {
+        tile.attend(keys, scoring.softcap, rules);
+      });
       detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
     });
   });

@@ -99,6 +99,24 @@ void pack_strips(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
     });
 }
 
+/// Spreads one row (zeros where it is null) over panels: element c goes to panel c / panel, row
+/// `slot` of its `stride` rows; zeros fill up the last panel. True when an element is NaN or
+/// infinite.
+template <class A, class T>
+bool spread_over_panels(const T* row, index_t width, index_t slot, index_t stride, A* panels) {
+  constexpr int panel = tile_sizes<A>::panel, lanes = vec<A>::width;
+  vec<A> poison = vec<A>::zero();  // 0 * x is NaN just for NaN and infinite x
+  for (index_t column = 0; column < round_up(width, panel); column += lanes) {
+    const index_t count = row == nullptr ? 0 : width - column;
+    const vec<A> x = count >= lanes ? detail::load_widened<T, A>(row + column)
+                     : count > 0    ? detail::load_widened_partial<T, A>(row + column, count)
+                                    : vec<A>::zero();
+    poison = fma(x, vec<A>::zero(), poison);
+    x.store(panels + (column / panel * stride + slot) * panel + column % panel);
+  }
+  return is_nan(reduce_add(poison));
+}
+
 /// The packed K and V of one kv head.
 template <class A>
 struct packed_keys {
@@ -174,8 +192,9 @@ class key_packer {
         bool nonfinite_value = false;
         for (index_t slot = p * panel; slot < (p + 1) * panel; ++slot) {
           const index_t token = token_of(slot);
-          nonfinite_value |= pack_value(token < 0 ? nullptr : v.row(kv_head, token), slot,
-                                        values(memory, kv_head));
+          nonfinite_value |=
+              spread_over_panels(token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
+                                 packed_keys<A>::value_stride(slots_), values(memory, kv_head));
         }
         nonfinite(memory, kv_head)[p] = nonfinite_value;
       }
@@ -201,26 +220,8 @@ class key_packer {
     return memory.at<std::uint8_t>(nonfinite_at_) + kv_head * (slots_ / panel);
   }
 
-  [[nodiscard]] index_t value_stride() const noexcept {
-    return packed_keys<A>::value_stride(slots_);
-  }
   [[nodiscard]] index_t values_size() const noexcept {
-    return ceil_div(value_dim_, panel) * panel * value_stride();
-  }
-
-  /// Spreads one row of V over the value panels; true when an element is NaN or infinite.
-  template <class TV>
-  bool pack_value(const TV* row, index_t slot, A* values) const {
-    vec<A> poison = vec<A>::zero();  // 0 * x is NaN just for NaN and infinite x
-    for (index_t column = 0; column < ceil_div(value_dim_, panel) * panel; column += lanes) {
-      const index_t count = row == nullptr ? 0 : value_dim_ - column;
-      const vec<A> x = count >= lanes ? detail::load_widened(row + column)
-                       : count > 0    ? detail::load_widened_partial(row + column, count)
-                                      : vec<A>::zero();
-      poison = fma(x, vec<A>::zero(), poison);
-      x.store(values + (column / panel * value_stride() + slot) * panel + column % panel);
-    }
-    return is_nan(reduce_add(poison));
+    return round_up(value_dim_, panel) * packed_keys<A>::value_stride(slots_);
   }
 
   index_t kv_heads_, slots_, head_dim_, value_dim_;

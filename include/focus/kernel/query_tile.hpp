@@ -99,6 +99,12 @@ class query_tile {
   /// [strip_rows][score_stride], for the step of attend_strips.
   [[nodiscard]] A* scores() noexcept { return scores_; }
 
+  /// The strip that begins with row `first`.
+  [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
+    return {queries_ + first * head_dim_, limits_ + first, top_ + first, sum_ + first,
+            acc_ + first * acc_stride_,   acc_stride_};
+  }
+
   /// Walks the slots within the rows' limits block by block: step(strip size, its state, its first
   /// row, block).
   template <class Step>
@@ -158,11 +164,6 @@ class query_tile {
   }
 
  private:
-  [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
-    return {queries_ + first * head_dim_, limits_ + first, top_ + first, sum_ + first,
-            acc_ + first * acc_stride_,   acc_stride_};
-  }
-
   index_t head_dim_, value_dim_, acc_stride_;
   index_t rows_ = 0;
   A *queries_, *acc_, *top_, *sum_, *scores_;

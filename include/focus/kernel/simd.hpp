@@ -98,7 +98,7 @@ FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {
     if (count == lanes) return x.store(p);
   A lane[static_cast<std::size_t>(lanes)];
   x.store(lane);
-  for (index_t l = 0; l < count; ++l) p[l] = narrow<T>(lane[l]);
+  for (index_t l = 0; l < count; ++l) p[l] = narrow<T>(static_cast<accumulator_t<T>>(lane[l]));
 }
 
 }  // namespace detail

@@ -37,6 +37,11 @@ struct tile_sizes {
   /// KiB) share the L1 cache; the block's K and V (2 x block_keys x d x sizeof(A): 128 KiB at d =
   /// 64) stay in L2 while all strips of a query tile pass over them.
   static constexpr int block_keys = 1024 / static_cast<int>(sizeof(A));
+  /// Keys that a tile of a backward pass takes at a time. All its weights and their gradients (2 x
+  /// tile_rows x gradient_keys x sizeof(A): 96 KiB), the block's K twice and V (96 KiB at d = 64),
+  /// its dK and dV (64 KiB) and the tile's own Q and dout, twice each, and dQ (120 KiB) share an L2
+  /// cache of 512 KiB.
+  static constexpr int gradient_keys = 512 / static_cast<int>(sizeof(A));
   /// Row stride of a strip's scores: one panel more, since a block may begin within a panel, and
   /// odd multiples of a cache line keep the rows in different cache sets.
   static constexpr int score_stride = block_keys + 2 * panel;

@@ -1,0 +1,60 @@
+// The gradient of dense and windowed attention.
+#pragma once
+
+#include <type_traits>
+
+#include "focus/attention.hpp"
+#include "focus/attention_gradients.hpp"
+#include "focus/config.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+
+/// The gradient of attention (arXiv 2205.14135, section 3 and appendix B.2), with the same pattern
+/// and score. For loss L and dout = dL / dout:
+///
+///   P_ij = exp(s_ij - lse_i),   delta_i = dout_i . out_i,   dS_ij = P_ij (dout_i . v_j - delta_i)
+///   dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i,   dv_j = sum_i P_ij dout_i
+///
+/// (dS times 1 - tanh^2 where scores are capped). dk and dv are sums over the query heads of the kv
+/// head too.
+///
+/// @param q, k, v, pattern, score  as given to attention
+/// @param out   [heads, n_q, value_dim], what attention wrote
+/// @param lse   [heads, n_q], what attention wrote; natural logarithm
+/// @param dout  [heads, n_q, value_dim]
+/// @param dq    [heads, n_q, head_dim] or {}: left out; overwritten
+/// @param dk    [kv_heads, n_k, head_dim] or {}
+/// @param dv    [kv_heads, n_k, value_dim] or {}. No output may overlap another argument; slices of
+///              one fused buffer may interleave.
+/// @param exec  where the loops run; the same bits for any number of threads
+/// @throws invalid_argument before anything is written
+///
+/// A row that sees no key (lse -inf) has no gradient and gives none. Weights are computed again
+/// block by block: memory is O(n d), packed copies of K and V and one to 32 sums of dk and dv.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
+          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention_backward";
+  const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
+                                                     matrix_view<const float>{}, dq, dk, dv);
+  detail::validate(pattern, name);
+  detail::validate(score, name);
+  using A = typename decltype(args)::accumulator;
+  const detail::attention_shape& s = args.shape;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::run_backward(
+      args, scoring, [](detail::scratch_plan&) { return detail::ungated{}; },
+      detail::local_pass(resolved, s.n_q), detail::no_pass{}, exec);
+}
+
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,452 @@
+// A tile of query rows in a backward pass (arXiv 2205.14135, algorithm 4): the weights of a block
+// of keys are computed again from the logsumexp, and give all gradients at once.
+//
+//   P_ij  = exp(s_ij - lse_i)                     dV_j += P_ij dout_i
+//   dS_ij = P_ij (dout_i . v_j - delta_i)         dQ_i += dS_ij k_j,   dK_j += dS_ij q_i
+//   delta_i = dout_i . out_i - dlse_i
+//
+// A strip makes its rows of P and dS and adds to its dQ while they are in L1; when all strips of
+// the tile have made theirs, the block's dK and dV are sums over the tile's rows in one register
+// block each.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "focus/config.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// to[c][0, Vectors vectors) += sum over rows t of weights[t][c] * rows[t], c < Keys: the product
+/// with the transposed weights. rows: a value panel.
+template <int Keys, int Vectors, class A>
+FOCUS_NOINLINE void accumulate_transposed(const A* weights, const A* rows, index_t count,
+                                          A* const* to, index_t offset) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  vec<A> sum[Keys][Vectors];
+  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      sum[c][v] = vec<A>::load(to[c] + offset + v * lanes);
+    });
+  });
+  multiply<Keys, Vectors, 1, stride>(weights, rows, count, sum);
+  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      sum[c][v].store(to[c] + offset + v * lanes);
+    });
+  });
+}
+
+/// Query-side rows of a tile (Q, dout or assignments) in the form of value panels:
+/// [panels][stride rows][panel].
+template <class A>
+struct row_panels {
+  static constexpr int panel = tile_sizes<A>::panel;
+  static constexpr index_t stride = tile_sizes<A>::tile_rows + 1;  // as packed_keys::value_stride
+
+  A* data = nullptr;
+  index_t width = 0;       // elements of a row
+  bool nonfinite = false;  // some element is NaN or infinite: even a weight of 0 may not touch it
+
+  [[nodiscard]] static index_t size(index_t width) noexcept {
+    return ceil_div(width, panel) * panel * stride;
+  }
+  template <class RowOf>
+  void pack(index_t rows, RowOf&& row_of) {
+    nonfinite = false;
+    for (index_t r = 0; r < rows; ++r)
+      nonfinite |= spread_over_panels(row_of(r), width, r, stride, data);
+  }
+  [[nodiscard]] const A* at(index_t p, index_t row) const noexcept {
+    return data + (p * stride + row) * panel;
+  }
+};
+
+/// to[c] += sum over rows t in [first, last) of weights[t][c] * rows[t], for `keys` keys. Where some
+/// row is not finite, weights of 0 are left out: 0 * NaN is not 0.
+template <class A>
+void accumulate_rows(const A* weights, const row_panels<A>& rows, index_t first, index_t last,
+                     index_t keys, A* const* to) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel,
+                stride = tile_sizes<A>::score_stride;
+  if (rows.nonfinite) {
+    for (index_t c = 0; c < keys; ++c)
+      for (index_t t = first; t < last; ++t) {
+        const A weight = weights[t * stride + c];
+        if (weight == A{0}) continue;
+        for (index_t x = 0; x < rows.width; x += lanes)
+          fma(vec<A>::broadcast(weight), vec<A>::load(rows.at(x / panel, t) + x % panel),
+              vec<A>::load(to[c] + x))
+              .store(to[c] + x);
+      }
+    return;
+  }
+  with_strip_rows<A>(keys, [&](auto size) {
+    for (index_t p = 0; p * panel < rows.width; ++p) {
+      const A* block = rows.at(p, first);
+      if (rows.width - p * panel > lanes)
+        accumulate_transposed<size(), 2>(weights + first * stride, block, last - first, to,
+                                         p * panel);
+      else
+        accumulate_transposed<size(), 1>(weights + first * stride, block, last - first, to,
+                                         p * panel);
+    }
+  });
+}
+
+/// Where the gradients of the keys of one kv head are summed, by token; null: not wanted.
+template <class A>
+struct key_gradients {
+  A *dk = nullptr, *dv = nullptr, *dgates = nullptr;
+  index_t dk_stride = 0, dv_stride = 0, dgates_stride = 0;
+  A* nowhere = nullptr;  // for slots that hold no token: as wide as the widest row
+};
+
+/// Which products a backward pass needs.
+struct wanted_gradients {
+  bool dout = true;  // there is a dout; else all gradients come from dlse
+  bool dq = true, dk = true, dv = true;
+  bool dquery_gates = false, dkey_gates = false;
+};
+
+/// What turns a block of scores into weights and gradients of scores where nothing is gated. A gate
+/// does the same from the products of the assignments; see soft_gate_backward.hpp.
+struct no_gate {
+  static constexpr bool any = false;
+};
+
+/// scores: s to P = 2^(s - lse). slopes: dP = dout . v to dS = P (dP - delta), and to 0 where P is
+/// 0: dP may be NaN for a key that is hidden.
+template <class A>
+void differentiate_softmax(index_t count, A lse, A delta, A* scores, A* slopes) noexcept {
+  const vec<A> lse_v = vec<A>::broadcast(lse), delta_v = vec<A>::broadcast(delta);
+  const vec<A> highest = vec<A>::broadcast(exp2_highest<A>);
+  for (index_t j = 0; j < count; j += vec<A>::width) {
+    const vec<A> p = exp2<A>(minimum(highest, vec<A>::load(scores + j) - lse_v));
+    const vec<A> ds = p * (vec<A>::load(slopes + j) - delta_v);
+    p.store(scores + j);
+    where_zero(p, vec<A>::zero(), ds).store(slopes + j);
+  }
+}
+
+/// What the backward pass knows of a row beforehand.
+template <class A>
+struct row_state {
+  A lse, delta;  // natural units
+};
+
+/// Scratch memory of the gradient tiles of all workers.
+template <class A>
+class gradient_tile_layout {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+
+ public:
+  gradient_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim,
+                       index_t groups, bool capped, const wanted_gradients& wanted)
+      : head_dim_(head_dim), value_dim_(value_dim), groups_(groups), wanted_(wanted) {
+    constexpr index_t stride = tile_sizes<A>::score_stride;
+    const bool gated = groups > 0;
+    scratch_plan one;
+    queries_at_ = one.add<A>(padded_rows * head_dim_ + lanes);
+    douts_at_ = one.add<A>(wanted.dout ? padded_rows * value_dim_ + lanes : 0);
+    gates_at_ = one.add<A>(gated ? padded_rows * groups_ + lanes : 0);
+    query_rows_at_ = one.add<A>(wanted.dk ? row_panels<A>::size(head_dim_) : 0);
+    dout_rows_at_ = one.add<A>(wanted.dv ? row_panels<A>::size(value_dim_) : 0);
+    gate_rows_at_ = one.add<A>(wanted.dkey_gates ? row_panels<A>::size(groups_) : 0);
+    dq_at_ = one.add<A>(wanted.dq ? padded_rows * round_up(head_dim_, panel) : 0);
+    dgates_at_ = one.add<A>(wanted.dquery_gates ? padded_rows * round_up(groups_, panel) : 0);
+    lse_at_ = one.add<A>(padded_rows);
+    delta_at_ = one.add<A>(padded_rows);
+    limits_at_ = one.add<slot_range>(padded_rows);
+    weights_at_ = one.add<A>(padded_rows * stride);
+    slopes_at_ = one.add<A>(padded_rows * stride);
+    gate_slopes_at_ = one.add<A>(gated ? padded_rows * stride : 0);
+    cap_slopes_at_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
+    nowhere_at_ = one.add<A>(
+        round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
+    stride_ = one.bytes();
+    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+  }
+
+ private:
+  template <class>
+  friend class gradient_tile;
+  index_t head_dim_, value_dim_, groups_;
+  wanted_gradients wanted_;
+  std::size_t queries_at_ = 0, douts_at_ = 0, gates_at_ = 0, query_rows_at_ = 0, dout_rows_at_ = 0,
+              gate_rows_at_ = 0, dq_at_ = 0, dgates_at_ = 0, lse_at_ = 0, delta_at_ = 0,
+              limits_at_ = 0, weights_at_ = 0, slopes_at_ = 0, gate_slopes_at_ = 0,
+              cap_slopes_at_ = 0, nowhere_at_ = 0;
+  std::size_t stride_ = 0, base_ = 0;
+};
+
+/// Up to tile_rows query rows and the sums of their gradients, in the scratch memory of one worker.
+template <class A>
+class gradient_tile {
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows, panel = tile_sizes<A>::panel,
+                       lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+
+ public:
+  gradient_tile(const scratch_memory& memory, const gradient_tile_layout<A>& layout,
+                index_t worker) noexcept
+      : head_dim_(layout.head_dim_),
+        value_dim_(layout.value_dim_),
+        groups_(layout.groups_),
+        wanted_(layout.wanted_) {
+    const std::size_t at = layout.base_ + static_cast<std::size_t>(worker) * layout.stride_;
+    queries_ = memory.at<A>(at + layout.queries_at_);
+    douts_ = memory.at<A>(at + layout.douts_at_);
+    gates_ = memory.at<A>(at + layout.gates_at_);
+    query_rows_ = {memory.at<A>(at + layout.query_rows_at_), head_dim_};
+    dout_rows_ = {memory.at<A>(at + layout.dout_rows_at_), value_dim_};
+    gate_rows_ = {memory.at<A>(at + layout.gate_rows_at_), groups_};
+    dq_ = memory.at<A>(at + layout.dq_at_);
+    dgates_ = memory.at<A>(at + layout.dgates_at_);
+    lse_ = memory.at<A>(at + layout.lse_at_);
+    delta_ = memory.at<A>(at + layout.delta_at_);
+    limits_ = memory.at<slot_range>(at + layout.limits_at_);
+    weights_ = memory.at<A>(at + layout.weights_at_);
+    slopes_ = memory.at<A>(at + layout.slopes_at_);
+    gate_slopes_ = memory.at<A>(at + layout.gate_slopes_at_);
+    cap_slopes_ = memory.at<A>(at + layout.cap_slopes_at_);
+    nowhere_ = memory.at<A>(at + layout.nowhere_at_);
+  }
+
+  [[nodiscard]] index_t rows() const noexcept { return rows_; }
+  [[nodiscard]] slot_range& limit(index_t r) noexcept { return limits_[r]; }
+  [[nodiscard]] A* nowhere() const noexcept { return nowhere_; }
+
+  /// Begins with `rows` query rows, packed times `factor` for the scores, and gradients of 0.
+  /// query_of(r): row r of Q. state_of(r): its row_state.
+  template <class QueryOf, class StateOf>
+  void begin(index_t rows, A factor, QueryOf&& query_of, StateOf&& state_of) {
+    rows_ = rows;
+    pack_strips(rows, head_dim_, factor, query_of, queries_);
+    if (wanted_.dk) query_rows_.pack(rows, query_of);
+    for (index_t r = 0; r < rows; ++r) {
+      const row_state<A> state = state_of(r);
+      lse_[r] = is_minus_infinity(state.lse) ? empty_row : state.lse * log2_e<A>;
+      delta_[r] = state.delta;
+    }
+    const index_t padded = rows + strip_rows;
+    fill(lse_ + rows, lse_ + padded, A{0});
+    fill(delta_ + rows, delta_ + padded, A{0});
+    fill(limits_, limits_ + padded, slot_range{});
+    if (wanted_.dq) fill(dq_, dq_ + padded * dq_stride(), A{0});
+    if (wanted_.dquery_gates) fill(dgates_, dgates_ + padded * dgates_stride(), A{0});
+  }
+  /// dout_of(r): row r of the gradient of the output. Left out where wanted_gradients says so.
+  template <class DoutOf>
+  void set_douts(DoutOf&& dout_of) {
+    pack_strips(rows_, value_dim_, A{1}, dout_of, douts_);
+    if (wanted_.dv) dout_rows_.pack(rows_, dout_of);
+  }
+  /// gate_of(r): the assignment of query row r.
+  template <class GateOf>
+  void set_gates(GateOf&& gate_of) {
+    pack_strips(rows_, groups_, A{1}, gate_of, gates_);
+    if (wanted_.dkey_gates) gate_rows_.pack(rows_, gate_of);
+  }
+
+  /// Adds the pairs within the rows' limits, less those that the rules hide, to all gradients.
+  /// keys: K as keys and as values. values: V as keys. token_of(slot): whose row of `to` a slot
+  /// adds to, or -1.
+  template <class Rules, class Gate, class TokenOf>
+  void attend(const packed_keys<A>& keys, const packed_keys<A>& values, A softcap,
+              const Rules& rules, const Gate& gate, TokenOf&& token_of,
+              const key_gradients<A>& to) {
+    hide_empty_rows();
+    constexpr index_t block_keys = tile_sizes<A>::gradient_keys;
+    slot_range all{keys.slots, 0};
+    for (index_t r = 0; r < rows_; ++r) {
+      if (limits_[r].begin >= limits_[r].end) continue;
+      all.begin = (std::min)(all.begin, limits_[r].begin);
+      all.end = (std::max)(all.end, limits_[r].end);
+    }
+    for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys) {
+      const slot_range block{slot, (std::min)(slot + block_keys, all.end)};
+      slot_range seen[max_strips];
+      for (index_t first = 0; first < rows_; first += strip_rows)
+        with_strip_rows<A>(rows_ - first, [&](auto strip) {
+          seen[first / strip_rows] = differentiate<strip()>(first, block, keys, values, softcap,
+                                                            rules, gate);
+        });
+      if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
+    }
+  }
+
+  /// Sums of dQ / scale of row r, and of its assignment's gradient; dq_stride(), dgates_stride()
+  /// elements.
+  [[nodiscard]] A* dq(index_t r) const noexcept { return dq_ + r * dq_stride(); }
+  [[nodiscard]] A* dgates(index_t r) const noexcept { return dgates_ + r * dgates_stride(); }
+  [[nodiscard]] index_t dq_stride() const noexcept { return round_up(head_dim_, panel); }
+  [[nodiscard]] index_t dgates_stride() const noexcept { return round_up(groups_, panel); }
+
+ private:
+  static constexpr index_t max_strips = tile_sizes<A>::tile_rows / strip_rows + 1;
+  /// The lse of a row whose lse is -inf: no score weighs anything against it.
+  static constexpr A empty_row = (std::numeric_limits<A>::max)();
+
+  /// An empty row sees nothing and has no gradient.
+  void hide_empty_rows() noexcept {
+    for (index_t r = 0; r < rows_; ++r)
+      if (lse_[r] == empty_row) limits_[r] = {};
+  }
+
+  /// Makes P and dS (and the gradients of the gates) of one strip against one block, at
+  /// [row][slot - block.begin], zeros where the strip sees nothing, and adds to the rows'
+  /// gradients. Returns the slots that some row sees.
+  template <int Rows, class Rules, class Gate>
+  slot_range differentiate(index_t first, slot_range block, const packed_keys<A>& keys,
+                           const packed_keys<A>& values, A softcap, const Rules& rules,
+                           const Gate& gate) {
+    const slot_range seen = visible_slots<Rows>(limits_ + first, block);
+    const index_t width = round_up(block.end - block.begin, panel);
+    A* const weights = weights_ + first * stride;
+    A* const slopes = slopes_ + first * stride;
+    A* const gate_slopes = gate_slopes_ + first * stride;
+    const auto clear = [&](index_t begin, index_t end) {
+      for (index_t r = 0; r < Rows; ++r) {
+        fill(weights + r * stride + begin, weights + r * stride + end, A{0});
+        fill(slopes + r * stride + begin, slopes + r * stride + end, A{0});
+        if constexpr (Gate::any)
+          fill(gate_slopes + r * stride + begin, gate_slopes + r * stride + end, A{0});
+      }
+    };
+    if (seen.begin >= seen.end) {
+      clear(0, width);
+      return {};
+    }
+    const index_t base = seen.begin / panel * panel, at = base - block.begin;
+    const index_t count = round_up(seen.end - base, lanes);
+    clear(0, at);
+    clear(at + count, width);
+
+    A* const s = weights + at;
+    A* const ds = slopes + at;
+    score_slots<Rows>(queries_ + first * head_dim_, keys, base, seen.end, s);
+    if (softcap > 0) cap<Rows>(s, count, softcap);
+    if (wanted_.dout)
+      score_slots<Rows>(douts_ + first * value_dim_, values, base, seen.end, ds);
+    else
+      for (index_t r = 0; r < Rows; ++r) fill(ds + r * stride, ds + r * stride + count, A{0});
+    if constexpr (Gate::any) {
+      score_slots<Rows>(gates_ + first * groups_, gate.keys, base, seen.end, gate_slopes + at);
+      gate.template prepare<Rows>(limits_ + first, first, seen, base, count, gate_slopes + at);
+    }
+    hide_outside<Rows>(limits_ + first, seen, base, count, s);
+    rules.template hide<Rows>(first, base, seen.end - base, s);
+    for (index_t r = 0; r < Rows; ++r) {
+      const A lse = lse_[first + r], delta = delta_[first + r];
+      if constexpr (Gate::any)
+        gate.differentiate(first + r, base, count, lse, delta, s + r * stride, ds + r * stride,
+                           gate_slopes + at + r * stride);
+      else
+        differentiate_softmax(count, lse, delta, s + r * stride, ds + r * stride);
+    }
+    if (softcap > 0) multiply_by_cap_slopes<Rows>(ds, count);
+
+    const A* const seen_slopes = slopes + (seen.begin - block.begin);
+    if (wanted_.dq)
+      add_to_rows<Rows>(first, keys, seen, seen_slopes, dq_ + first * dq_stride(), dq_stride());
+    if constexpr (Gate::any)
+      if (wanted_.dquery_gates)
+        add_to_rows<Rows>(first, gate.keys, seen, gate_slopes + (seen.begin - block.begin),
+                          dgates_ + first * dgates_stride(), dgates_stride());
+    return seen;
+  }
+
+  /// s = softcap * tanh(x) in units of log2; keeps 1 - tanh^2.
+  template <int Rows>
+  void cap(A* scores, index_t count, A softcap) const {
+    const vec<A> factor = vec<A>::broadcast(softcap * log2_e<A>);
+    const vec<A> one = vec<A>::broadcast(A{1});
+    for (index_t r = 0; r < Rows; ++r)
+      for (index_t j = 0; j < count; j += lanes) {
+        const vec<A> t = tanh<A>(vec<A>::load(scores + r * stride + j));
+        (t * factor).store(scores + r * stride + j);
+        ((one - t) * (one + t)).store(cap_slopes_ + r * stride + j);
+      }
+  }
+  template <int Rows>
+  void multiply_by_cap_slopes(A* slopes, index_t count) const {
+    for (index_t r = 0; r < Rows; ++r)
+      for (index_t j = 0; j < count; j += lanes) {
+        const vec<A> ds = vec<A>::load(slopes + r * stride + j);
+        where_zero(ds, ds, ds * vec<A>::load(cap_slopes_ + r * stride + j))
+            .store(slopes + r * stride + j);
+      }
+  }
+
+  /// sums[r] += sum over the slots of `seen` of weights[r][slot - seen.begin] * values[slot].
+  template <int Rows>
+  void add_to_rows(index_t first, const packed_keys<A>& values, slot_range seen, const A* weights,
+                   A* sums, index_t sums_stride) const {
+    A keep[tile_sizes<A>::strip_rows];
+    fill(keep, keep + Rows, A{1});
+    const strip_state<A> strip{nullptr, limits_ + first, nullptr, nullptr, sums, sums_stride};
+    if (!has_nonfinite_values(values, seen))
+      accumulate_values<Rows>(strip, values, seen, weights, keep);
+    else
+      accumulate_seen_values<Rows>(strip, values, seen, weights, keep,
+                                   [&](int r, index_t slot) {
+                                     return weights[r * stride + slot - seen.begin] != A{0};
+                                   });
+  }
+
+  /// The block's keys, a register block at a time, over the rows of the strips that see them.
+  template <class TokenOf>
+  void add_to_keys(slot_range block, const slot_range* seen, TokenOf&& token_of,
+                   const key_gradients<A>& to) const {
+    const index_t strips = ceil_div(rows_, strip_rows);
+    for (index_t slot = block.begin; slot < block.end; slot += strip_rows) {
+      const index_t keys = (std::min<index_t>)(strip_rows, block.end - slot);
+      const auto sees = [&](index_t s) {
+        return seen[s].begin < slot + keys && seen[s].end > slot;
+      };
+      index_t first = 0, last = strips;
+      while (first < strips && !sees(first)) ++first;
+      while (last > first && !sees(last - 1)) --last;
+      if (first == last) continue;
+      const index_t first_row = first * strip_rows;
+      const index_t last_row = (std::min)(last * strip_rows, rows_);
+
+      index_t token[strip_rows];
+      for (index_t c = 0; c < keys; ++c) token[c] = token_of(slot + c);
+      const auto add = [&](const A* weights, const row_panels<A>& rows, A* sums,
+                           index_t sums_stride) {
+        A* to_key[strip_rows];
+        for (index_t c = 0; c < strip_rows; ++c)
+          to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : to.nowhere;
+        accumulate_rows(weights + (slot - block.begin), rows, first_row, last_row, keys, to_key);
+      };
+      if (wanted_.dv) add(weights_, dout_rows_, to.dv, to.dv_stride);
+      if (wanted_.dk) add(slopes_, query_rows_, to.dk, to.dk_stride);
+      if (wanted_.dkey_gates) add(gate_slopes_, gate_rows_, to.dgates, to.dgates_stride);
+    }
+  }
+
+  index_t head_dim_, value_dim_, groups_;
+  wanted_gradients wanted_;
+  index_t rows_ = 0;
+  A *queries_, *douts_, *gates_, *dq_, *dgates_, *lse_, *delta_, *weights_, *slopes_, *gate_slopes_,
+      *cap_slopes_, *nowhere_;
+  row_panels<A> query_rows_, dout_rows_, gate_rows_;
+  slot_range* limits_;
+};
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,246 @@
+// focus::reference: the gradients of attention as the textbook has them, pair by pair in double.
+//
+// Weights are computed anew from Q, K and V, so the truth does not depend on the out and lse that
+// the caller hands over; their shapes are checked only.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "focus/attention_gradients.hpp"
+#include "focus/config.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/reference/attention.hpp"
+#include "focus/routing_plan.hpp"
+#include "focus/soft_gate_backward.hpp"
+#include "focus/sparse_attention.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail::textbook {
+
+/// How a pair enters the softmax: with weight a exp(t), and how a and t depend on the score s and
+/// on the product p of the assignments.
+struct gated_pair {
+  double t, a = 1, dt_ds = 1, dt_dp = 0, da_dp = 0;
+};
+
+/// Rows of sums in double.
+class double_rows {
+ public:
+  double_rows(index_t rows, index_t width)
+      : width_(width), data_(static_cast<std::size_t>(rows * width)) {}
+  double* row(index_t r) { return data_.data() + r * width_; }
+
+ private:
+  index_t width_;
+  std::vector<double> data_;
+};
+
+/// to += factor * from.
+template <class T>
+void add_scaled(double factor, const T* from, index_t n, double* to) {
+  for (index_t c = 0; c < n; ++c) to[c] += factor * static_cast<double>(widen(from[c]));
+}
+
+template <class T>
+void round_row(const double* from, T* to, index_t n) {
+  for (index_t c = 0; c < n; ++c) to[c] = rounded<T>(from[c]);
+}
+
+/// All gradients of out_i = sum_j P_ij v_j and lse_i = log sum_j a_ij exp(t_ij), P_ij = a_ij
+/// exp(t_ij - lse_i):
+///
+///   dL/dt_ij = P_ij (dout_i . (v_j - out_i) + dlse_i),   dL/da_ij = dL/dt_ij / a_ij
+///
+/// pair(i, j, s): nothing for a pair that has no part in the softmax. add_dp(i, j, dL/dp_ij).
+template <class Arguments, class Pair, class AddDp>
+void softmax_gradients(const Arguments& a, const score_options& options, Pair&& pair,
+                       AddDp&& add_dp) {
+  struct term {
+    index_t key;
+    gated_pair entry;
+    double ds_dz;
+  };
+  const attention_shape& s = a.shape;
+  const resolved_score<double> scoring = resolve<double>(options, s.head_dim);
+  std::vector<term> terms;
+  for (index_t kv = 0; kv < s.kv_heads; ++kv) {
+    double_rows dk(s.n_k, s.head_dim), dv(s.n_k, s.value_dim);
+    for (index_t h = kv * s.group_size(); h < (kv + 1) * s.group_size(); ++h)
+      for (index_t i = 0; i < s.n_q; ++i) {
+        double_rows dq(1, s.head_dim), out(1, s.value_dim);
+        terms.clear();
+        double largest = minus_infinity<double>();
+        for (index_t j = 0; j < s.n_k; ++j) {
+          double z = scoring.scale * dot(a.q.row(h, i), a.k.row(kv, j), s.head_dim), ds_dz = 1;
+          if (scoring.softcap > 0) {
+            const double tanh = std::tanh(z / scoring.softcap);
+            z = scoring.softcap * tanh;
+            ds_dz = 1 - tanh * tanh;
+          }
+          if (const std::optional<gated_pair> entry = pair(i, j, z)) {
+            terms.push_back({j, *entry, ds_dz});
+            if (entry->t > largest && entry->a > 0) largest = entry->t;
+          }
+        }
+        double sum = 0;
+        for (const term& t : terms)
+          if (t.entry.a != 0) sum += t.entry.a * std::exp(t.entry.t - largest);
+        if (sum != 0) {  // else the row is empty
+          for (const term& t : terms)
+            if (t.entry.a != 0)
+              add_scaled(t.entry.a * std::exp(t.entry.t - largest) / sum, a.v.row(kv, t.key),
+                         s.value_dim, out.row(0));
+          for (const term& t : terms) {
+            const double by_a = std::exp(t.entry.t - largest) / sum, p = t.entry.a * by_a;
+            double slope = is_given(a.dlse) ? static_cast<double>(a.dlse(h, i)) : 0.0;
+            if (is_given(a.dout))
+              for (index_t c = 0; c < s.value_dim; ++c)
+                slope += static_cast<double>(widen(a.dout(h, i, c))) *
+                         (static_cast<double>(widen(a.v(kv, t.key, c))) - out.row(0)[c]);
+            add_dp(i, t.key, slope * (p * t.entry.dt_dp + by_a * t.entry.da_dp));
+            if (t.entry.a == 0) continue;
+            const double dz = slope * p * t.entry.dt_ds * t.ds_dz * scoring.scale;
+            add_scaled(dz, a.k.row(kv, t.key), s.head_dim, dq.row(0));
+            add_scaled(dz, a.q.row(h, i), s.head_dim, dk.row(t.key));
+            if (is_given(a.dout)) add_scaled(p, a.dout.row(h, i), s.value_dim, dv.row(t.key));
+          }
+        }
+        if (is_given(a.dq)) round_row(dq.row(0), a.dq.row(h, i), s.head_dim);
+      }
+    for (index_t j = 0; j < s.n_k; ++j) {
+      if (is_given(a.dk)) round_row(dk.row(j), a.dk.row(kv, j), s.head_dim);
+      if (is_given(a.dv)) round_row(dv.row(j), a.dv.row(kv, j), s.value_dim);
+    }
+  }
+}
+
+}  // namespace detail::textbook
+
+namespace reference {
+
+/// The gradient of attention: arguments as in focus::attention_backward. Throws invalid_argument as
+/// it does.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
+          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::attention_backward";
+  const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
+                                                     matrix_view<const float>{}, dq, dk, dv);
+  detail::validate(pattern, function);
+  detail::validate(score, function);
+  using namespace detail::textbook;
+  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
+  softmax_gradients(
+      args, score,
+      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
+        if (rule(i, j) != pair_kind::near) return std::nullopt;
+        return gated_pair{s};
+      },
+      [](index_t, index_t, double) {});
+}
+
+/// The gradient of sparse_attention with the masks and the pattern that `plan` was made of:
+/// arguments as in focus::sparse_attention_backward.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
+          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing_plan& plan,
+                               const Out& out, const Lse& lse, const Dout& dout, Dq&& dq, Dk&& dk,
+                               Dv&& dv, const score_options& score = {},
+                               [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention_backward";
+  const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
+                                                     matrix_view<const float>{}, dq, dk, dv);
+  detail::validate(score, function);
+  detail::check_plan_lengths(plan, args.shape, function);
+  using namespace detail::textbook;
+  const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
+  softmax_gradients(
+      args, score,
+      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
+        const pair_kind kind = rule(i, j);
+        const group_mask shared = plan.query_masks()[static_cast<std::size_t>(i)] &
+                                  plan.key_masks()[static_cast<std::size_t>(j)];
+        if (kind == pair_kind::hidden || (kind == pair_kind::distant && shared == 0))
+          return std::nullopt;
+        return gated_pair{s};
+      },
+      [](index_t, index_t, double) {});
+}
+
+/// The gradient of soft_gate_attention: arguments as in focus::soft_gate_attention_backward.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> QueryAssignment,
+          tensor_like<2> KeyAssignment, tensor_like<3> Out = tensor_view<const float, 3>,
+          tensor_like<2> Lse = matrix_view<const float>,
+          tensor_like<3> Dout = tensor_view<const float, 3>,
+          tensor_like<2> Dlse = matrix_view<const float>,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>,
+          mutable_tensor_like<2> DqueryAssignment = matrix_view<float>,
+          mutable_tensor_like<2> DkeyAssignment = matrix_view<float>,
+          class Exec = serial_executor>
+void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
+                                  const QueryAssignment& query_assignment,
+                                  const KeyAssignment& key_assignment, const gate_options& gate,
+                                  const Out& out, const Lse& lse, const Dout& dout,
+                                  const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+                                  DqueryAssignment&& dquery_assignment,
+                                  DkeyAssignment&& dkey_assignment,
+                                  const pattern_options& pattern = {},
+                                  const score_options& score = {},
+                                  [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::soft_gate_attention_backward";
+  const auto args = detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse,
+                                                     dq, dk, dv);
+  const auto g_q = detail::as_const_view(query_assignment);
+  const auto g_k = detail::as_const_view(key_assignment);
+  const auto dg_q = detail::as_view(dquery_assignment);
+  const auto dg_k = detail::as_view(dkey_assignment);
+  detail::check_gate_gradients(function, args, g_q, g_k, dg_q, dg_k);
+  detail::validate(gate, function);
+  detail::validate(pattern, function);
+  detail::validate(score, function);
+  const index_t groups = g_q.extent(1);
+  using namespace detail::textbook;
+  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
+  double_rows sum_q(args.shape.n_q, groups), sum_k(args.shape.n_k, groups);
+  softmax_gradients(
+      args, score,
+      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
+        const pair_kind kind = rule(i, j);
+        if (kind == pair_kind::hidden) return std::nullopt;
+        if (kind == pair_kind::near) return gated_pair{s};
+        const double p = dot(g_q.row(i), g_k.row(j), groups);
+        if (gate.kind == gate_kind::weight) return gated_pair{.t = s, .a = p, .da_dp = 1};
+        const double sharpness = static_cast<double>(gate.sharpness);
+        const double sigmoid = 1 / (1 + std::exp(-sharpness * p));
+        const double rest = 1 / (1 + std::exp(sharpness * p));  // 1 - sigmoid would cancel
+        return gated_pair{.t = s * sigmoid,
+                          .dt_ds = sigmoid,
+                          .dt_dp = s * sharpness * sigmoid * rest};
+      },
+      [&](index_t i, index_t j, double dp) {
+        add_scaled(dp, g_k.row(j), groups, sum_q.row(i));
+        add_scaled(dp, g_q.row(i), groups, sum_k.row(j));
+      });
+  if (detail::is_given(dg_q))
+    for (index_t i = 0; i < args.shape.n_q; ++i) round_row(sum_q.row(i), dg_q.row(i), groups);
+  if (detail::is_given(dg_k))
+    for (index_t j = 0; j < args.shape.n_k; ++j) round_row(sum_k.row(j), dg_k.row(j), groups);
+}
+
+}  // namespace reference
+}  // namespace focus::inline FOCUS_ABI

@@ -1,0 +1,112 @@
+// The gradient of hard Focus attention, on the plan.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "focus/attention_gradients.hpp"
+#include "focus/config.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/routing_plan.hpp"
+#include "focus/sparse_attention.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// The backward pass over the tiles of a plan's query cells.
+struct cell_pass {
+  const routing_plan* plan;
+  resolved_pattern pattern;
+  index_t pairs_a_row;  // about
+
+  [[nodiscard]] index_t slots() const noexcept {
+    return static_cast<index_t>(plan->key_slots().size());
+  }
+  [[nodiscard]] index_t token_of(index_t slot) const noexcept {
+    return plan->key_slots()[static_cast<std::size_t>(slot)];
+  }
+  [[nodiscard]] index_t tiles() const noexcept {
+    return static_cast<index_t>(plan->tiles().size());
+  }
+  [[nodiscard]] const cell_tile& tile(index_t t) const noexcept {
+    return plan->tiles()[static_cast<std::size_t>(t)];
+  }
+  [[nodiscard]] index_t rows(index_t t) const noexcept { return tile(t).rows; }
+  [[nodiscard]] index_t row(index_t t, index_t r) const noexcept {
+    return plan->query_order()[static_cast<std::size_t>(tile(t).begin + r)];
+  }
+  template <class Tile, class Attend>
+  void walk(Tile& state, index_t t, Attend&& attend) const {
+    attend_distant(state, *plan, tile(t), pattern, attend);
+  }
+};
+
+/// The keys that an average row meets in its cells, causality aside.
+inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
+  index_t pairs = 0;
+  for (const cell_tile& tile : plan.tiles())
+    for (const cell& c : plan.key_cells())
+      if ((c.mask & plan.tile_mask(tile)) != 0) pairs += tile.rows * (c.end - c.begin);
+  return pairs / (std::max<index_t>)(plan.query_count(), 1);
+}
+
+}  // namespace detail
+
+/// The gradient of sparse_attention: that of attention_backward over the pairs that `plan` allows.
+///
+///   P_ij = exp(s_ij - lse_i),   delta_i = dout_i . out_i,   dS_ij = P_ij (dout_i . v_j - delta_i)
+///   dq_i = scale sum_j dS_ij k_j,   dk_j = scale sum_i dS_ij q_i,   dv_j = sum_i P_ij dout_i
+///
+/// @param q, k, v, plan, score  as given to sparse_attention
+/// @param out   [heads, n_q, value_dim], what sparse_attention wrote
+/// @param lse   [heads, n_q], what sparse_attention wrote; natural logarithm
+/// @param dout  [heads, n_q, value_dim]
+/// @param dq    [heads, n_q, head_dim] or {}: left out; overwritten
+/// @param dk    [kv_heads, n_k, head_dim] or {}
+/// @param dv    [kv_heads, n_k, value_dim] or {}. No output may overlap another argument; slices of
+///              one fused buffer may interleave.
+/// @param exec  where the loops run; the same bits for any number of threads
+/// @throws invalid_argument before anything is written
+///
+/// Pairs that the plan leaves out are not computed. The plan itself has no gradient: routers are
+/// trained with soft_gate_attention_backward or retained_mass_loss. Memory is O(n d).
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
+          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing_plan& plan,
+                               const Out& out, const Lse& lse, const Dout& dout, Dq&& dq, Dk&& dk,
+                               Dv&& dv, const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention_backward";
+  const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
+                                                     matrix_view<const float>{}, dq, dk, dv);
+  detail::validate(score, name);
+  const detail::attention_shape& s = args.shape;
+  detail::check_plan_lengths(plan, s, name);
+  using A = typename decltype(args)::accumulator;
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  pattern_options pattern = plan.pattern();
+  if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto no_gates = [](detail::scratch_plan&) { return detail::ungated{}; };
+
+  if (plan.layout() == detail::plan_layout::tested)
+    return detail::run_backward(
+        args, scoring, no_gates,
+        detail::token_order_pass{s.n_q, s.n_k, resolved.visible_end(s.n_q / 2),
+                                 [&](auto& tile, index_t first, auto&& attend) {
+                                   detail::attend_tested(tile, plan, resolved, first, attend);
+                                 }},
+        detail::no_pass{}, exec);
+  if (plan.tiles().empty())
+    return detail::run_backward(args, scoring, no_gates, detail::local_pass(resolved, s.n_q),
+                                detail::no_pass{}, exec);
+  detail::run_backward(args, scoring, no_gates, detail::local_pass(resolved, s.n_q),
+                       detail::cell_pass{&plan, resolved, detail::met_keys_a_row(plan)}, exec);
+}
+
+}  // namespace focus::inline FOCUS_ABI
