@@ -92,7 +92,7 @@ void require_tensor(
     const tensor_view<T, Rank>& view,
     const std::type_identity_t<std::array<index_t, static_cast<std::size_t>(Rank)>>& shape,
     bool optional, const char* function, const char* name) {
-  if (optional && !is_given(view)) return;
+  if (optional && !detail::is_given(view)) return;
   require_shape(view, shape, function, name);
   require_data(view, function, name);
 }
@@ -116,7 +116,7 @@ auto check_backward_arguments(const char* function, bool only_lse, Q&& q_in, K&&
   const auto dv = detail::as_view(dv_in);
 
   const attention_shape s = check_attention_inputs(function, q, k, v);
-  only_lse = only_lse && !is_given(dout);
+  only_lse = only_lse && !detail::is_given(dout);
   require_tensor(out, {s.heads, s.n_q, s.value_dim}, only_lse, function, "out");
   require_tensor(lse, {s.heads, s.n_q}, false, function, "lse");
   require_tensor(dout, {s.heads, s.n_q, s.value_dim}, only_lse, function, "dout");
@@ -152,9 +152,9 @@ A dot_rows(const TA* a, const TB* b, index_t n) {
   vec<A> sum = vec<A>::zero();
   index_t c = 0;
   for (; c + lanes <= n; c += lanes)
-    sum = fma(load_widened<TA, A>(a + c), load_widened<TB, A>(b + c), sum);
+    sum = fma(detail::load_widened<TA, A>(a + c), detail::load_widened<TB, A>(b + c), sum);
   if (c < n)
-    sum = fma(load_widened_partial<TA, A>(a + c, n - c), load_widened_partial<TB, A>(b + c, n - c),
+    sum = fma(detail::load_widened_partial<TA, A>(a + c, n - c), detail::load_widened_partial<TB, A>(b + c, n - c),
               sum);
   return reduce_add(sum);
 }
@@ -222,10 +222,10 @@ struct given_row_states {
                                        index_t, RowOf row) {
     return [&args, head, row](index_t r) {
       const index_t i = row(r);
-      A delta = is_given(args.dout) ? dot_rows<A>(args.dout.row(head, i), args.out.row(head, i),
+      A delta = detail::is_given(args.dout) ? detail::dot_rows<A>(args.dout.row(head, i), args.out.row(head, i),
                                                   args.shape.value_dim)
                                     : A{0};
-      if (is_given(args.dlse)) delta -= static_cast<A>(args.dlse(head, i));
+      if (detail::is_given(args.dlse)) delta -= static_cast<A>(args.dlse(head, i));
       return row_state<A>{static_cast<A>(args.lse(head, i)), delta};
     };
   }
@@ -371,7 +371,7 @@ class gradient_sums {
     for (index_t c = 0; c < width; c += lanes) {
       vec<A> sum = vec<A>::load(first + c);
       for (index_t s = 1; s < segments_; ++s) sum = sum + vec<A>::load(first + s * n_k_ * stride + c);
-      store_narrowed<T, A>(sum * vec<A>::broadcast(factor), to + c,
+      detail::store_narrowed<T, A>(sum * vec<A>::broadcast(factor), to + c,
                            (std::min<index_t>)(lanes, width - c));
     }
   }
@@ -397,7 +397,7 @@ template <class A, class T>
 void write_scaled(const A* from, A factor, T* to, index_t width) {
   constexpr int lanes = vec<A>::width;
   for (index_t c = 0; c < width; c += lanes)
-    store_narrowed<T, A>(vec<A>::load(from + c) * vec<A>::broadcast(factor), to + c,
+    detail::store_narrowed<T, A>(vec<A>::load(from + c) * vec<A>::broadcast(factor), to + c,
                          (std::min<index_t>)(lanes, width - c));
 }
 
@@ -412,8 +412,8 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
 
   scratch_plan plan;
   const auto gates = make_gates(plan);
-  const wanted_gradients wanted{is_given(args.dout), is_given(args.dq),   is_given(args.dk),
-                                is_given(args.dv),   gates.wants_dquery, gates.wants_dkey};
+  const wanted_gradients wanted{detail::is_given(args.dout), detail::is_given(args.dq),   detail::is_given(args.dk),
+                                detail::is_given(args.dv),   gates.wants_dquery, gates.wants_dkey};
   const index_t segments =
       gradient_segments(s, first_pass.pairs_a_row + second_pass.pairs_a_row,
                         (std::max)(first_pass.tiles(), second_pass.tiles()));
@@ -477,7 +477,7 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
             if (wanted.dq && !finishes)
               copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums.dq(memory, head, row(r)));
             if (wanted.dq && finishes)
-              write_scaled(tile.dq(r), score.scale, part.dq.row(head, row(r)), s.head_dim);
+              detail::write_scaled(tile.dq(r), score.scale, part.dq.row(head, row(r)), s.head_dim);
             if (wanted.dquery_gates)
               sums.add(tile.dgates(r), tile.dgates_stride(),
                        sums.dquery_gates(memory, kv_head, row(r)));

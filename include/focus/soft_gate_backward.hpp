@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <type_traits>
 
 #include "focus/attention_gradients.hpp"
@@ -95,10 +96,12 @@ struct backward_gate {
   }
 
   /// P = p e with e = exp(s - lse): dS = P (dP - delta), dL/dp = e (dP - delta). Where p is below
-  /// the smallest normal number, e is cut off at the largest.
+  /// the smallest normal number, e is cut off at the largest, and for dL/dp far enough below it for
+  /// sums to stay finite.
   static void differentiate_weight(index_t count, A lse, A delta, A* scores, A* slopes, A* gates) {
     const vec<A> lse_v = vec<A>::broadcast(lse), delta_v = vec<A>::broadcast(delta);
     const vec<A> highest = vec<A>::broadcast(exp2_highest<A>), zero = vec<A>::zero();
+    const vec<A> most = vec<A>::broadcast((std::numeric_limits<A>::max)() * A(0x1p-32));
     for (index_t j = 0; j < count; j += lanes) {
       const vec<A> p = vec<A>::load(gates + j);
       const vec<A> e = exp2<A>(minimum(highest, vec<A>::load(scores + j) - lse_v));
@@ -107,7 +110,7 @@ struct backward_gate {
       const vec<A> weight = where_zero(p, zero, p * e);
       weight.store(scores + j);
       where_zero(weight, zero, weight * slope).store(slopes + j);
-      where_zero(e, zero, e * slope).store(gates + j);
+      where_zero(e, zero, minimum(most, e) * slope).store(gates + j);
     }
   }
 
@@ -162,9 +165,9 @@ struct backward_gates : given_row_states {
   template <class Exec>
   void write(const scratch_memory& memory, const gradient_sums<A>& sums, Exec&) const {
     for (index_t i = 0; wants_dquery && i < dquery_assignment.extent(0); ++i)
-      write_scaled(sums.all_dquery_gates(memory, i), A{1}, dquery_assignment.row(i), groups);
+      detail::write_scaled(sums.all_dquery_gates(memory, i), A{1}, dquery_assignment.row(i), groups);
     for (index_t j = 0; wants_dkey && j < dkey_assignment.extent(0); ++j)
-      write_scaled(sums.all_dkey_gates(memory, j), A{1}, dkey_assignment.row(j), groups);
+      detail::write_scaled(sums.all_dkey_gates(memory, j), A{1}, dkey_assignment.row(j), groups);
   }
 };
 
@@ -180,7 +183,8 @@ struct backward_gates : given_row_states {
 ///   dg_i = sum over heads and j of dp_ij g_j, and likewise for the keys
 ///
 /// over distant pairs for dp: the gates of local and sink pairs are fixed. Nothing is divided by p:
-/// a pruned pair (p_ij = 0, `weight`) has a finite gradient dp_ij, and can come back.
+/// a pruned pair (p_ij = 0, `weight`) has a finite gradient dp_ij, and can come back; exp(s - lse) is
+/// cut off 2^32 below the largest number, for pairs that far above all that is kept.
 ///
 /// @param q, k, v, query_assignment, key_assignment, gate, pattern, score  as given to
 ///              soft_gate_attention

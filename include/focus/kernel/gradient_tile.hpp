@@ -67,7 +67,7 @@ struct row_panels {
   void pack(index_t rows, RowOf&& row_of) {
     nonfinite = false;
     for (index_t r = 0; r < rows; ++r)
-      nonfinite |= spread_over_panels(row_of(r), width, r, stride, data);
+      nonfinite |= detail::spread_over_panels(row_of(r), width, r, stride, data);
   }
   [[nodiscard]] const A* at(index_t p, index_t row) const noexcept {
     return data + (p * stride + row) * panel;
@@ -238,7 +238,9 @@ class gradient_tile {
     if (wanted_.dk) query_rows_.pack(rows, query_of);
     for (index_t r = 0; r < rows; ++r) {
       const row_state<A> state = state_of(r);
-      lse_[r] = is_minus_infinity(state.lse) ? empty_row : state.lse * log2_e<A>;
+      lse_[r] = is_minus_infinity(state.lse) ? empty_row
+                : is_nan(state.lse)          ? nan_row
+                                             : state.lse * log2_e<A>;
       delta_[r] = state.delta;
     }
     const index_t padded = rows + strip_rows;
@@ -299,6 +301,9 @@ class gradient_tile {
   static constexpr index_t max_strips = tile_sizes<A>::tile_rows / strip_rows + 1;
   /// The lse of a row whose lse is -inf: no score weighs anything against it.
   static constexpr A empty_row = (std::numeric_limits<A>::max)();
+  /// The lse of a row whose lse is NaN: against it any score but -inf weighs more than nothing, so
+  /// that hidden pairs are still told apart.
+  static constexpr A nan_row = std::numeric_limits<A>::lowest() / 2;
 
   /// An empty row sees nothing and has no gradient.
   void hide_empty_rows() noexcept {
@@ -356,6 +361,11 @@ class gradient_tile {
                            gate_slopes + at + r * stride);
       else
         differentiate_softmax(count, lse, delta, s + r * stride, ds + r * stride);
+      if (lse == nan_row) {
+        spread_nan(count, s + r * stride);
+        spread_nan(count, ds + r * stride);
+        if constexpr (Gate::any) spread_nan(count, gate_slopes + at + r * stride);
+      }
     }
     if (softcap > 0) multiply_by_cap_slopes<Rows>(ds, count);
 
@@ -367,6 +377,13 @@ class gradient_tile {
         add_to_rows<Rows>(first, gate.keys, seen, gate_slopes + (seen.begin - block.begin),
                           dgates_ + first * dgates_stride(), dgates_stride());
     return seen;
+  }
+
+  /// NaN where x is not 0.
+  static void spread_nan(index_t count, A* x) noexcept {
+    const vec<A> nan = vec<A>::broadcast(std::numeric_limits<A>::quiet_NaN());
+    for (index_t j = 0; j < count; j += lanes)
+      where_zero(vec<A>::load(x + j), vec<A>::zero(), nan).store(x + j);
   }
 
   /// s = softcap * tanh(x) in units of log2; keeps 1 - tanh^2.

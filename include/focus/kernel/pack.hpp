@@ -193,7 +193,7 @@ class key_packer {
         for (index_t slot = p * panel; slot < (p + 1) * panel; ++slot) {
           const index_t token = token_of(slot);
           nonfinite_value |=
-              spread_over_panels(token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
+              detail::spread_over_panels(token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
                                  packed_keys<A>::value_stride(slots_), values(memory, kv_head));
         }
         nonfinite(memory, kv_head)[p] = nonfinite_value;

@@ -48,11 +48,11 @@ class pair_rule {
   index_t query_offset_;
 };
 
-template <class TA, class TB>
-double dot(const TA* a, const TB* b, index_t n) {
-  double sum = 0;
+template <class Real = double, class TA, class TB>
+Real dot(const TA* a, const TB* b, index_t n) {
+  Real sum = 0;
   for (index_t c = 0; c < n; ++c)
-    sum += static_cast<double>(detail::widen(a[c])) * static_cast<double>(detail::widen(b[c]));
+    sum += static_cast<Real>(detail::widen(a[c])) * static_cast<Real>(detail::widen(b[c]));
   return sum;
 }
 

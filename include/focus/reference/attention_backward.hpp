@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -25,31 +26,33 @@ namespace detail::textbook {
 
 /// How a pair enters the softmax: with weight a exp(t), and how a and t depend on the score s and
 /// on the product p of the assignments.
+template <class Real>
 struct gated_pair {
-  double t, a = 1, dt_ds = 1, dt_dp = 0, da_dp = 0;
+  Real t, a = 1, dt_ds = 1, dt_dp = 0, da_dp = 0;
 };
 
-/// Rows of sums in double.
-class double_rows {
+/// Rows of sums, zeros at first.
+template <class Real>
+class sum_rows {
  public:
-  double_rows(index_t rows, index_t width)
+  sum_rows(index_t rows, index_t width)
       : width_(width), data_(static_cast<std::size_t>(rows * width)) {}
-  double* row(index_t r) { return data_.data() + r * width_; }
+  Real* row(index_t r) { return data_.data() + r * width_; }
 
  private:
   index_t width_;
-  std::vector<double> data_;
+  std::vector<Real> data_;
 };
 
 /// to += factor * from.
-template <class T>
-void add_scaled(double factor, const T* from, index_t n, double* to) {
-  for (index_t c = 0; c < n; ++c) to[c] += factor * static_cast<double>(widen(from[c]));
+template <class Real, class T>
+void add_scaled(Real factor, const T* from, index_t n, Real* to) {
+  for (index_t c = 0; c < n; ++c) to[c] += factor * static_cast<Real>(detail::widen(from[c]));
 }
 
-template <class T>
-void round_row(const double* from, T* to, index_t n) {
-  for (index_t c = 0; c < n; ++c) to[c] = rounded<T>(from[c]);
+template <class Real, class T>
+void round_row(const Real* from, T* to, index_t n) {
+  for (index_t c = 0; c < n; ++c) to[c] = detail::narrow<T>(static_cast<accumulator_t<T>>(from[c]));
 }
 
 /// All gradients of out_i = sum_j P_ij v_j and lse_i = log sum_j a_ij exp(t_ij), P_ij = a_ij
@@ -57,38 +60,39 @@ void round_row(const double* from, T* to, index_t n) {
 ///
 ///   dL/dt_ij = P_ij (dout_i . (v_j - out_i) + dlse_i),   dL/da_ij = dL/dt_ij / a_ij
 ///
-/// pair(i, j, s): nothing for a pair that has no part in the softmax. add_dp(i, j, dL/dp_ij).
-template <class Arguments, class Pair, class AddDp>
+/// pair(i, j, s): nothing for a pair that has no part in the softmax. add_dp(i, j, dL/dp_ij). All
+/// sums are of type Real: double for the truth; tests measure by it what float can do.
+template <class Real, class Arguments, class Pair, class AddDp>
 void softmax_gradients(const Arguments& a, const score_options& options, Pair&& pair,
                        AddDp&& add_dp) {
   struct term {
     index_t key;
-    gated_pair entry;
-    double ds_dz;
+    gated_pair<Real> entry;
+    Real ds_dz;
   };
   const attention_shape& s = a.shape;
-  const resolved_score<double> scoring = resolve<double>(options, s.head_dim);
+  const resolved_score<Real> scoring = resolve<Real>(options, s.head_dim);
   std::vector<term> terms;
   for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-    double_rows dk(s.n_k, s.head_dim), dv(s.n_k, s.value_dim);
+    sum_rows<Real> dk(s.n_k, s.head_dim), dv(s.n_k, s.value_dim);
     for (index_t h = kv * s.group_size(); h < (kv + 1) * s.group_size(); ++h)
       for (index_t i = 0; i < s.n_q; ++i) {
-        double_rows dq(1, s.head_dim), out(1, s.value_dim);
+        sum_rows<Real> dq(1, s.head_dim), out(1, s.value_dim);
         terms.clear();
-        double largest = minus_infinity<double>();
+        Real largest = minus_infinity<Real>();
         for (index_t j = 0; j < s.n_k; ++j) {
-          double z = scoring.scale * dot(a.q.row(h, i), a.k.row(kv, j), s.head_dim), ds_dz = 1;
+          Real z = scoring.scale * detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim), ds_dz = 1;
           if (scoring.softcap > 0) {
-            const double tanh = std::tanh(z / scoring.softcap);
+            const Real tanh = std::tanh(z / scoring.softcap);
             z = scoring.softcap * tanh;
             ds_dz = 1 - tanh * tanh;
           }
-          if (const std::optional<gated_pair> entry = pair(i, j, z)) {
+          if (const std::optional<gated_pair<Real>> entry = pair(i, j, z)) {
             terms.push_back({j, *entry, ds_dz});
             if (entry->t > largest && entry->a > 0) largest = entry->t;
           }
         }
-        double sum = 0;
+        Real sum = 0;
         for (const term& t : terms)
           if (t.entry.a != 0) sum += t.entry.a * std::exp(t.entry.t - largest);
         if (sum != 0) {  // else the row is empty
@@ -97,15 +101,15 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
               add_scaled(t.entry.a * std::exp(t.entry.t - largest) / sum, a.v.row(kv, t.key),
                          s.value_dim, out.row(0));
           for (const term& t : terms) {
-            const double by_a = std::exp(t.entry.t - largest) / sum, p = t.entry.a * by_a;
-            double slope = is_given(a.dlse) ? static_cast<double>(a.dlse(h, i)) : 0.0;
+            const Real by_a = std::exp(t.entry.t - largest) / sum, p = t.entry.a * by_a;
+            Real slope = is_given(a.dlse) ? static_cast<Real>(a.dlse(h, i)) : Real{0};
             if (is_given(a.dout))
               for (index_t c = 0; c < s.value_dim; ++c)
-                slope += static_cast<double>(widen(a.dout(h, i, c))) *
-                         (static_cast<double>(widen(a.v(kv, t.key, c))) - out.row(0)[c]);
+                slope += static_cast<Real>(detail::widen(a.dout(h, i, c))) *
+                         (static_cast<Real>(detail::widen(a.v(kv, t.key, c))) - out.row(0)[c]);
             add_dp(i, t.key, slope * (p * t.entry.dt_dp + by_a * t.entry.da_dp));
             if (t.entry.a == 0) continue;
-            const double dz = slope * p * t.entry.dt_ds * t.ds_dz * scoring.scale;
+            const Real dz = slope * p * t.entry.dt_ds * t.ds_dz * scoring.scale;
             add_scaled(dz, a.k.row(kv, t.key), s.head_dim, dq.row(0));
             add_scaled(dz, a.q.row(h, i), s.head_dim, dk.row(t.key));
             if (is_given(a.dout)) add_scaled(p, a.dout.row(h, i), s.value_dim, dv.row(t.key));
@@ -118,6 +122,43 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
       if (is_given(a.dv)) round_row(dv.row(j), a.dv.row(kv, j), s.value_dim);
     }
   }
+}
+
+/// The pairs of each operation, as softmax_gradients wants them.
+template <class Real>
+auto local_pairs(const pair_rule& rule) {
+  return [rule](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+    if (rule(i, j) != pair_kind::near) return std::nullopt;
+    return gated_pair<Real>{s};
+  };
+}
+template <class Real>
+auto grouped_pairs(const pair_rule& rule, std::span<const group_mask> query_masks,
+                   std::span<const group_mask> key_masks) {
+  return [=](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+    const pair_kind kind = rule(i, j);
+    const group_mask shared =
+        query_masks[static_cast<std::size_t>(i)] & key_masks[static_cast<std::size_t>(j)];
+    if (kind == pair_kind::hidden || (kind == pair_kind::distant && shared == 0))
+      return std::nullopt;
+    return gated_pair<Real>{s};
+  };
+}
+template <class Real, class GQ, class GK>
+auto gated_pairs(const pair_rule& rule, const gate_options& gate, const matrix_view<const GQ>& g_q,
+                 const matrix_view<const GK>& g_k) {
+  return [=](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+    const pair_kind kind = rule(i, j);
+    if (kind == pair_kind::hidden) return std::nullopt;
+    if (kind == pair_kind::near) return gated_pair<Real>{s};
+    const Real p = detail::textbook::dot<Real>(g_q.row(i), g_k.row(j), g_q.extent(1));
+    if (gate.kind == gate_kind::weight) return gated_pair<Real>{.t = s, .a = p, .da_dp = 1};
+    const Real sharpness = static_cast<Real>(gate.sharpness);
+    const Real sigmoid = 1 / (1 + std::exp(-sharpness * p));
+    const Real rest = 1 / (1 + std::exp(sharpness * p));  // 1 - sigmoid would cancel
+    return gated_pair<Real>{
+        .t = s * sigmoid, .dt_ds = sigmoid, .dt_dp = s * sharpness * sigmoid * rest};
+  };
 }
 
 }  // namespace detail::textbook
@@ -141,13 +182,8 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   detail::validate(score, function);
   using namespace detail::textbook;
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
-  softmax_gradients(
-      args, score,
-      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
-        if (rule(i, j) != pair_kind::near) return std::nullopt;
-        return gated_pair{s};
-      },
-      [](index_t, index_t, double) {});
+  softmax_gradients<double>(args, score, local_pairs<double>(rule),
+                            [](index_t, index_t, double) {});
 }
 
 /// The gradient of sparse_attention with the masks and the pattern that `plan` was made of:
@@ -167,16 +203,8 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   detail::check_plan_lengths(plan, args.shape, function);
   using namespace detail::textbook;
   const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
-  softmax_gradients(
-      args, score,
-      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
-        const pair_kind kind = rule(i, j);
-        const group_mask shared = plan.query_masks()[static_cast<std::size_t>(i)] &
-                                  plan.key_masks()[static_cast<std::size_t>(j)];
-        if (kind == pair_kind::hidden || (kind == pair_kind::distant && shared == 0))
-          return std::nullopt;
-        return gated_pair{s};
-      },
+  softmax_gradients<double>(
+      args, score, grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
       [](index_t, index_t, double) {});
 }
 
@@ -216,22 +244,9 @@ void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
   const index_t groups = g_q.extent(1);
   using namespace detail::textbook;
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
-  double_rows sum_q(args.shape.n_q, groups), sum_k(args.shape.n_k, groups);
-  softmax_gradients(
-      args, score,
-      [&](index_t i, index_t j, double s) -> std::optional<gated_pair> {
-        const pair_kind kind = rule(i, j);
-        if (kind == pair_kind::hidden) return std::nullopt;
-        if (kind == pair_kind::near) return gated_pair{s};
-        const double p = dot(g_q.row(i), g_k.row(j), groups);
-        if (gate.kind == gate_kind::weight) return gated_pair{.t = s, .a = p, .da_dp = 1};
-        const double sharpness = static_cast<double>(gate.sharpness);
-        const double sigmoid = 1 / (1 + std::exp(-sharpness * p));
-        const double rest = 1 / (1 + std::exp(sharpness * p));  // 1 - sigmoid would cancel
-        return gated_pair{.t = s * sigmoid,
-                          .dt_ds = sigmoid,
-                          .dt_dp = s * sharpness * sigmoid * rest};
-      },
+  sum_rows<double> sum_q(args.shape.n_q, groups), sum_k(args.shape.n_k, groups);
+  softmax_gradients<double>(
+      args, score, gated_pairs<double>(rule, gate, g_q, g_k),
       [&](index_t i, index_t j, double dp) {
         add_scaled(dp, g_k.row(j), groups, sum_q.row(i));
         add_scaled(dp, g_q.row(i), groups, sum_k.row(j));

@@ -1,0 +1,256 @@
+// Gradients of dense and windowed attention against the textbook, and the textbook against central
+// differences.
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "allocations.hpp"
+#include "attention_checks.hpp"
+#include "catch.hpp"
+#include "executors.hpp"
+#include "focus/attention.hpp"
+#include "focus/attention_backward.hpp"
+#include "gradient_checks.hpp"
+#include "oracle.hpp"
+
+namespace {
+
+using namespace oracle;
+
+constexpr operation op = operation::attention;
+
+void check(const attention_case& c) {
+  INFO(describe(c));
+  CHECK(check_gradients<op>(c) == "");
+}
+
+}  // namespace
+
+TEST_CASE("attention_backward: the textbook agrees with central differences") {
+  for (const float softcap : {0.0f, 2.0f})
+    for (const index_t window : {index_t{4}, focus::unlimited_window})
+      for (const bool causal : {true, false}) {
+        const attention_case c{.heads = 4,
+                               .kv_heads = 2,
+                               .n_q = 11,
+                               .n_k = 13,
+                               .d = 5,
+                               .d_v = 3,
+                               .pattern = {.causal = causal, .window = window, .sink_tokens = 1},
+                               .score = {.softcap = softcap}};
+        INFO(describe(c));
+        CHECK(largest_difference(c, op, 25) < 1e-8);
+      }
+}
+
+TEST_CASE("attention_backward: lengths around the tiles") {
+  for (const index_t n : odd_lengths)
+    for (const bool causal : {true, false})
+      check({.n_q = n,
+             .n_k = n,
+             .pattern = {.causal = causal, .window = n % 2 ? focus::unlimited_window : 20}});
+}
+
+TEST_CASE("attention_backward: head dimensions") {
+  for (const auto& [d, d_v] : head_dims)
+    check({.n_q = 50, .n_k = 70, .d = d, .d_v = d_v, .pattern = focus::full_causal});
+}
+
+TEST_CASE("attention_backward: windows, sinks and offsets") {
+  for (const index_t window : odd_windows)
+    for (const index_t sinks : {0, 3})
+      for (const bool causal : {true, false})
+        check({.n_q = 60,
+               .n_k = 60,
+               .d = 8,
+               .d_v = 8,
+               .pattern = {.causal = causal, .window = window, .sink_tokens = sinks}});
+  for (const auto& [n_q, n_k] :
+       std::vector<std::array<index_t, 2>>{{40, 150}, {1, 100}, {100, 7}, {0, 5}, {5, 0}})
+    for (const index_t offset : {-30, 0, 20, 300})
+      check({.n_q = n_q,
+             .n_k = n_k,
+             .pattern = {.window = 9, .sink_tokens = 1, .query_offset = offset}});
+}
+
+TEST_CASE("attention_backward: heads, storage, layouts, scores") {
+  for (const auto& [heads, kv_heads] :
+       std::vector<std::array<index_t, 2>>{{1, 1}, {6, 1}, {6, 2}, {4, 4}})
+    for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
+      for (const layout memory : {layout::heads_first, layout::tokens_first, layout::padded,
+                                  layout::misaligned})
+        check({.heads = heads,
+               .kv_heads = kv_heads,
+               .n_q = 37,
+               .n_k = 50,
+               .d = 20,
+               .d_v = 12,
+               .pattern = focus::full_causal,
+               .type = type,
+               .memory = memory});
+  for (const focus::score_options score : {focus::score_options{.scale = 0.0f},
+                                           focus::score_options{.scale = -0.7f},
+                                           focus::score_options{.softcap = 1.5f},
+                                           focus::score_options{.scale = 2.0f, .softcap = 30.0f}})
+    for (const storage type : {storage::float32, storage::float64})
+      check({.pattern = focus::full_causal, .score = score, .type = type});
+  check({.pattern = focus::full_causal, .query_magnitude = 30});
+}
+
+TEST_CASE("attention_backward: more keys than one segment, the same bits for any threads") {
+  const attention_case c{.heads = 2,
+                         .kv_heads = 1,
+                         .n_q = 700,
+                         .n_k = 700,
+                         .d = 8,
+                         .d_v = 8,
+                         .pattern = focus::full_causal};
+  check(c);
+  CHECK(check_gradient_bits<op>(c) == "");
+  CHECK(check_gradient_bits<op>({.heads = 6, .kv_heads = 3, .pattern = {.window = 5}}) == "");
+}
+
+TEST_CASE("attention_backward: any gradient may be left out") {
+  const attention_case c{.heads = 4, .kv_heads = 2, .pattern = focus::full_causal};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  const gradients<float> all = differentiate<op>(p);
+  const call_inputs<float> in = p.inputs();
+  gradients<float> dq(c), dk(c), dv(c), none(c);
+  const auto run = [&](auto&& x, auto&& y, auto&& z) {
+    focus::attention_backward(in.q, in.k, in.v, p.out.view(), p.lse.view(), p.dout.view(), x, y, z,
+                              in.pattern);
+  };
+  const focus::tensor_view<float, 3> left_out;
+  run(dq.dq.view(), left_out, left_out);
+  run(left_out, dk.dk.view(), left_out);
+  run(left_out, left_out, dv.dv.view());
+  focus::attention_backward(in.q, in.k, in.v, p.out.view(), p.lse.view(), p.dout.view(), {}, {}, {},
+                            in.pattern);
+  CHECK(dq.dq.same_bits(all.dq));
+  CHECK(dk.dk.same_bits(all.dk));
+  CHECK(dv.dv.same_bits(all.dv));
+}
+
+TEST_CASE("attention_backward: empty rows, and NaN that reaches only its own") {
+  // Queries before the first key see nothing.
+  check({.n_q = 30, .n_k = 10, .pattern = {.window = 3}});
+
+  const attention_case c{
+      .heads = 1, .n_q = 150, .n_k = 150, .pattern = {.window = 6, .sink_tokens = 1}};
+  gradient_problem<float> clean(c);
+  clean.attend(op);
+  const gradients<float> expected = differentiate<op>(clean);
+  const auto differs = [&](const gradients<float>& g, auto member, index_t row) {
+    const auto a = (g.*member).view(), b = (expected.*member).view();
+    return !oracle::same_row_bits<float>(a, b, 0, row);
+  };
+  for (const double poison : {not_a_number, infinity}) {
+    constexpr index_t at = 70;
+    gradient_problem<float> bad_key = clean;
+    bad_key.k.view()(0, at, 2) = static_cast<float>(poison);
+    bad_key.attend(op);
+    const gradients<float> of_key = differentiate<op>(bad_key);
+    gradient_problem<float> bad_value = clean;
+    bad_value.v.view()(0, at, 2) = static_cast<float>(poison);
+    bad_value.attend(op);
+    const gradients<float> of_value = differentiate<op>(bad_value);
+    gradient_problem<float> bad_query = clean;
+    bad_query.q.view()(0, at, 2) = static_cast<float>(poison);
+    bad_query.attend(op);
+    const gradients<float> of_query = differentiate<op>(bad_query);
+    for (index_t i = 0; i < c.n_q; ++i) {
+      INFO(i);
+      const bool sees = i >= at && i - at <= 6;
+      // Row i of dQ depends on the keys it sees.
+      if (!sees) CHECK(!differs(of_key, &gradients<float>::dq, i));
+      if (!sees) CHECK(!differs(of_value, &gradients<float>::dq, i));
+      if (i != at) CHECK(!differs(of_query, &gradients<float>::dq, i));
+      // Row i of dK and dV depends on the queries that see it, and these on the keys they see.
+      const bool is_seen = i == 0 || (i >= at - 6 && i <= at);
+      if (!is_seen) CHECK(!differs(of_query, &gradients<float>::dk, i));
+      if (!is_seen) CHECK(!differs(of_query, &gradients<float>::dv, i));
+      const bool meets = i == 0 || (i >= at - 6 && i <= at + 6);
+      if (!meets) CHECK(!differs(of_key, &gradients<float>::dk, i));
+      if (!meets) CHECK(!differs(of_value, &gradients<float>::dv, i));
+    }
+  }
+}
+
+TEST_CASE("attention_backward: no allocation with a workspace") {
+  const attention_case c{.n_q = 200, .n_k = 200, .pattern = focus::full_causal};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  gradients<float> g(c);
+  const call_inputs<float> in = p.inputs();
+  focus::workspace scratch;
+  const auto run = [&] {
+    focus::attention_backward(in.q, in.k, in.v, p.out.view(), p.lse.view(), p.dout.view(),
+                              g.dq.view(), g.dk.view(), g.dv.view(), in.pattern, {},
+                              focus::with_workspace(focus::serial_executor{}, scratch));
+  };
+  run();
+  CHECK(allocations_of(run) == 0);
+}
+
+TEST_CASE("attention_backward: bad arguments are refused by name, with nothing written") {
+  const attention_case c{.heads = 4, .kv_heads = 2, .n_q = 5, .n_k = 7, .d = 3, .d_v = 6};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  gradients<float> g(c);
+  using view = focus::tensor_view<float, 3>;
+  using matrix = focus::matrix_view<float>;
+  std::vector<float> spare(400, 7.0f);
+  struct arguments {
+    focus::tensor_view<const float, 3> q, k, v, out, dout;
+    focus::matrix_view<const float> lse;
+    view dq, dk, dv;
+    focus::pattern_options pattern = focus::full_causal;
+    focus::score_options score = {};
+  };
+  const auto refuse = [&](const char* name, auto&& change) {
+    arguments a{p.q.view(),  p.k.view(),   p.v.view(),  p.out.view(), p.dout.view(),
+                p.lse.view(), g.dq.view(), g.dk.view(), g.dv.view()};
+    change(a);
+    CHECK(refusal(name, [&] {
+            focus::attention_backward(a.q, a.k, a.v, a.out, a.lse, a.dout, a.dq, a.dk, a.dv,
+                                      a.pattern, a.score);
+          }) == "");
+    CHECK(g.untouched());
+    CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
+  };
+  using args = arguments&;
+  refuse("k", [&](args a) { a.k = view(spare.data(), {2, 7, 4}); });
+  refuse("v", [&](args a) { a.v = view(spare.data(), {2, 6, 6}); });
+  refuse("q", [&](args a) { a.q = view(spare.data(), {3, 5, 3}); });
+  refuse("out", [&](args a) { a.out = view(spare.data(), {4, 5, 5}); });
+  refuse("out", [&](args a) { a.out = {}; });
+  refuse("lse", [&](args a) { a.lse = matrix(spare.data(), {4, 6}); });
+  refuse("lse", [&](args a) { a.lse = {}; });
+  refuse("dout", [&](args a) { a.dout = view(spare.data(), {4, 5, 5}); });
+  refuse("dout", [&](args a) { a.dout = {}; });
+  refuse("dq", [&](args a) { a.dq = view(spare.data(), {4, 5, 4}); });
+  refuse("dk", [&](args a) { a.dk = view(spare.data(), {4, 7, 3}); });
+  refuse("dv", [&](args a) { a.dv = view(spare.data(), {2, 7, 3}); });
+  refuse("dq", [&](args a) { a.dq = view(nullptr, {4, 5, 3}); });
+  refuse("dq", [&](args a) { a.dq = view(spare.data(), {4, 5, 3}, {15, 0, 1}); });
+  refuse("dq", [&](args a) {
+    a.q = view(spare.data(), {4, 5, 3}), a.dq = view(spare.data() + 59, {4, 5, 3});
+  });
+  refuse("dk", [&](args a) {
+    a.lse = matrix(spare.data(), {4, 5}), a.dk = view(spare.data() + 19, {2, 7, 3});
+  });
+  refuse("dk", [&](args a) {
+    a.dq = view(spare.data(), {4, 5, 3}), a.dk = view(spare.data() + 59, {2, 7, 3});
+  });
+  refuse("dv", [&](args a) {
+    a.dout = view(spare.data(), {4, 5, 6}), a.dv = view(spare.data(), {2, 7, 6});
+  });
+  refuse("dv", [&](args a) {
+    a.dk = view(spare.data(), {2, 7, 3}), a.dv = view(spare.data(), {2, 7, 6});
+  });
+  refuse("window", [](args a) { a.pattern.window = -2; });
+  refuse("softcap", [](args a) { a.score.softcap = -1.0f; });
+}
