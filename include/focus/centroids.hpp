@@ -92,9 +92,17 @@ void widen_row(const T* from, index_t count, A* to) {
   if (t < count) detail::load_widened_partial<T, A>(from + t, count - t).store(to + t);
 }
 
-/// Scales x (whole vectors, zeros behind its elements) to length 1; a zero vector stays zero.
+/// The length of a vector as largest * root: the largest magnitude of its elements, and the length
+/// of the vector that is left when they are divided by it. Their product may leave the range.
 template <class A>
-void normalize(A* x, index_t padded_count) {
+struct vector_length {
+  A largest = 0, root = 0;
+};
+
+/// Scales x (whole vectors, zeros behind its elements) to length 1 and returns the length that it
+/// had; a zero vector stays zero.
+template <class A>
+vector_length<A> normalize(A* x, index_t padded_count) {
   constexpr int lanes = vec<A>::width;
   const auto divide_by = [&](A divisor) {
     for (index_t c = 0; c < padded_count; c += lanes)
@@ -114,13 +122,14 @@ void normalize(A* x, index_t padded_count) {
     squares = fma(v, v, squares);
   }
   const A squared_length = reduce_add(squares);
-  if (squared_length != 0) divide_by(std::sqrt(squared_length));
+  const A root = std::sqrt(squared_length);
+  if (squared_length != 0) divide_by(root);
+  return {largest, root};
 }
 
-/// Eq. 1 strip by strip: W_g and C are packed into panels once, then each strip of tokens is
-/// projected and scored while its sums are in registers and L1.
+/// Z = H W_g + bias, strip by strip; W_g is packed into panels once.
 template <class A>
-class centroid_scorer {
+class token_projector {
   static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
   static constexpr int strip_rows = tile_sizes<A>::strip_rows;
   /// Elements of a hidden state between two visits to the sums of its projection. The strip's
@@ -129,52 +138,127 @@ class centroid_scorer {
   static constexpr index_t depth_block = 1024 / static_cast<int>(sizeof(A));
 
  public:
+  /// Elements of scratch memory that a strip needs, for its widened hidden states.
+  static constexpr index_t strip_scratch = strip_rows * depth_block;
+
+  token_projector(scratch_plan& plan, index_t model_dim, index_t group_dim)
+      : model_dim_(model_dim), group_dim_(group_dim), stride_(round_up(group_dim, panel)) {
+    projection_at_ = plan.add<A>(model_dim * stride_);
+    bias_at_ = plan.add<A>(stride_);
+  }
+
+  /// Elements from one projected token to the next: whole panels.
+  [[nodiscard]] index_t stride() const noexcept { return stride_; }
+
+  template <class T>
+  void pack(const scratch_memory& memory, const centroid_params<T>& params) const {
+    A* const projection = memory.at<A>(projection_at_);
+    for (index_t t = 0; t < model_dim_; ++t)
+      for (index_t c = 0; c < stride_; c += lanes) {
+        const T* from = params.projection.row(t) + c;
+        const index_t count = group_dim_ - c;
+        const vec<A> x = count > 0 ? detail::load_widened_up_to<T, A>(from, count) : vec<A>::zero();
+        x.store(projection + (c / panel * model_dim_ + t) * panel + c % panel);
+      }
+    A* const bias = memory.at<A>(bias_at_);
+    fill(bias, bias + stride_, A{0});
+    if (!params.bias.empty()) widen_row(params.bias.data(), group_dim_, bias);
+  }
+
+  /// projected[r] = z of token first + r, for a strip of `count` tokens that is filled up to Rows
+  /// with its last one. Elements behind d_group mean nothing.
+  template <int Rows, class H>
+  void project(const scratch_memory& memory, const matrix_view<const H>& hidden, index_t first,
+               index_t count, A* projected, A* scratch) const {
+    const H* token[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      token[r] = hidden.row(first + (std::min<index_t>)(r, count - 1));
+      const A* bias = memory.at<A>(bias_at_);
+      copy(bias, bias + stride_, projected + r * stride_);
+    }
+    const A* operand[Rows];
+    for (index_t t = 0; t < model_dim_; t += depth_block) {
+      const index_t depth = (std::min)(depth_block, model_dim_ - t);
+      for (int r = 0; r < Rows; ++r) {
+        if constexpr (std::same_as<H, A>) {
+          operand[r] = token[r] + t;
+        } else {
+          widen_row(token[r] + t, depth, scratch + r * depth_block);
+          operand[r] = scratch + r * depth_block;
+        }
+      }
+      add_rows_times_panels<Rows>(operand, memory.at<A>(projection_at_) + t * panel,
+                                  model_dim_ * panel, depth, group_dim_, projected, stride_);
+    }
+  }
+
+  /// The same scaled to length 1, with zeros behind d_group; length[r] is what it was.
+  template <int Rows, class H>
+  void project_directions(const scratch_memory& memory, const matrix_view<const H>& hidden,
+                          index_t first, index_t count, A* projected, A* scratch,
+                          vector_length<A> (&length)[Rows]) const {
+    project<Rows>(memory, hidden, first, count, projected, scratch);
+    for (int r = 0; r < Rows; ++r) {
+      A* const row = projected + r * stride_;
+      fill(row + group_dim_, row + stride_, A{0});  // may be inf * 0 by now
+      length[r] = normalize(row, stride_);
+    }
+  }
+
+ private:
+  index_t model_dim_, group_dim_;
+  index_t stride_;
+  std::size_t projection_at_ = 0;  // [d_group / panel][d_model][panel]
+  std::size_t bias_at_ = 0;        // [stride]
+};
+
+/// The centroids as rows of whole panels with zeros behind them, for cosines scaled to length 1;
+/// length[g] is then what it was.
+template <class T, class A>
+void widen_centroids(const centroid_params<T>& params, index_t stride, A* rows,
+                     vector_length<A>* length = nullptr) {
+  for (index_t g = 0; g < params.centroids.extent(0); ++g) {
+    A* const row = rows + g * stride;
+    fill(row, row + stride, A{0});
+    widen_row(params.centroids.row(g), params.centroids.extent(1), row);
+    if (params.metric != similarity::cosine) continue;
+    const vector_length<A> was = normalize(row, stride);
+    if (length != nullptr) length[g] = was;
+  }
+}
+
+/// Eq. 1 strip by strip: W_g and C are packed into panels once, then each strip of tokens is
+/// projected and scored while its sums are in registers and L1.
+template <class A>
+class centroid_scorer {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+
+ public:
   /// Tokens in a task.
   static constexpr index_t task_rows = tile_sizes<A>::tile_rows;
 
   centroid_scorer(scratch_plan& plan, index_t workers, index_t model_dim, index_t group_dim,
                   index_t groups, similarity metric)
-      : model_dim_(model_dim),
+      : projector_(plan, model_dim, group_dim),
         group_dim_(group_dim),
         groups_(groups),
         metric_(metric),
-        projected_stride_(round_up(group_dim, panel)),
         scores_stride_(round_up(groups, panel)) {
-    projection_at_ = plan.add<A>(model_dim * projected_stride_);
-    bias_at_ = plan.add<A>(projected_stride_);
-    centroid_rows_at_ = plan.add<A>(groups * projected_stride_);
+    centroid_rows_at_ = plan.add<A>(groups * projector_.stride());
     centroids_at_ = plan.add<A>(group_dim * scores_stride_ + lanes);
     strips_at_ = plan.add<A>(workers * strip_stride());
   }
 
   template <class T>
   void pack(const scratch_memory& memory, const centroid_params<T>& params) const {
-    A* const projection = memory.at<A>(projection_at_);
-    for (index_t t = 0; t < model_dim_; ++t)
-      for (index_t c = 0; c < projected_stride_; c += lanes) {
-        const T* from = params.projection.row(t) + c;
-        const index_t count = group_dim_ - c;
-        const vec<A> x = count >= lanes ? detail::load_widened<T, A>(from)
-                         : count > 0    ? detail::load_widened_partial<T, A>(from, count)
-                                        : vec<A>::zero();
-        x.store(projection + (c / panel * model_dim_ + t) * panel + c % panel);
-      }
-
-    A* const bias = memory.at<A>(bias_at_);
-    fill(bias, bias + projected_stride_, A{0});
-    if (!params.bias.empty()) widen_row(params.bias.data(), group_dim_, bias);
-
+    projector_.pack(memory, params);
     A* const rows = memory.at<A>(centroid_rows_at_);
-    for (index_t g = 0; g < groups_; ++g) {
-      A* const row = rows + g * projected_stride_;
-      fill(row, row + projected_stride_, A{0});
-      widen_row(params.centroids.row(g), group_dim_, row);
-      if (metric_ == similarity::cosine) normalize(row, projected_stride_);
-    }
+    widen_centroids(params, projector_.stride(), rows);
     for (index_t g = 0; g < groups_; g += panel)
       pack_rows_as_columns<panel>(
           [&](int c) -> const A* {
-            return g + c < groups_ ? rows + (g + c) * projected_stride_ : nullptr;
+            return g + c < groups_ ? rows + (g + c) * projector_.stride() : nullptr;
           },
           group_dim_, A{1}, memory.at<A>(centroids_at_) + g * group_dim_);
   }
@@ -196,9 +280,9 @@ class centroid_scorer {
   }
 
  private:
-  /// Elements of one worker's scratch: projected tokens, scores, widened hidden states.
+  /// Elements of one worker's scratch: projected tokens, scores, what the projector needs.
   [[nodiscard]] index_t strip_stride() const noexcept {
-    return strip_rows * (projected_stride_ + scores_stride_ + depth_block);
+    return strip_rows * (projector_.stride() + scores_stride_) + projector_.strip_scratch;
   }
 
   /// A strip of `count` tokens, filled up to Rows with its last one.
@@ -206,52 +290,30 @@ class centroid_scorer {
   void score_strip(const scratch_memory& memory, const matrix_view<const H>& hidden, index_t first,
                    index_t count, index_t worker, Take&& take) const {
     A* const projected = memory.at<A>(strips_at_) + worker * strip_stride();
-    A* const scores = projected + strip_rows * projected_stride_;
-    A* const widened = scores + strip_rows * scores_stride_;
-
-    const H* token[Rows];
-    for (int r = 0; r < Rows; ++r) {
-      token[r] = hidden.row(first + (std::min<index_t>)(r, count - 1));
-      const A* bias = memory.at<A>(bias_at_);
-      copy(bias, bias + projected_stride_, projected + r * projected_stride_);
+    A* const scores = projected + strip_rows * projector_.stride();
+    A* const scratch = scores + strip_rows * scores_stride_;
+    if (metric_ == similarity::cosine) {
+      vector_length<A> length[Rows];
+      projector_.template project_directions<Rows>(memory, hidden, first, count, projected, scratch,
+                                                   length);
+    } else {
+      projector_.template project<Rows>(memory, hidden, first, count, projected, scratch);
     }
     const A* operand[Rows];
-    for (index_t t = 0; t < model_dim_; t += depth_block) {
-      const index_t depth = (std::min)(depth_block, model_dim_ - t);
-      for (int r = 0; r < Rows; ++r) {
-        if constexpr (std::same_as<H, A>) {
-          operand[r] = token[r] + t;
-        } else {
-          widen_row(token[r] + t, depth, widened + r * depth_block);
-          operand[r] = widened + r * depth_block;
-        }
-      }
-      add_rows_times_panels<Rows>(operand, memory.at<A>(projection_at_) + t * panel,
-                                  model_dim_ * panel, depth, group_dim_, projected,
-                                  projected_stride_);
-    }
-    for (int r = 0; r < Rows; ++r) {
-      A* const row = projected + r * projected_stride_;
-      if (metric_ == similarity::cosine) {
-        fill(row + group_dim_, row + projected_stride_, A{0});  // may be inf * 0 by now
-        normalize(row, projected_stride_);
-      }
-      operand[r] = row;
-      fill(scores + r * scores_stride_, scores + (r + 1) * scores_stride_, A{0});
-    }
+    for (int r = 0; r < Rows; ++r) operand[r] = projected + r * projector_.stride();
+    fill(scores, scores + Rows * scores_stride_, A{0});
     add_rows_times_panels<Rows>(operand, memory.at<A>(centroids_at_), group_dim_ * panel,
                                 group_dim_, groups_, scores, scores_stride_);
     for (index_t r = 0; r < count; ++r) take(first + r, scores + r * scores_stride_);
   }
 
-  index_t model_dim_, group_dim_, groups_;
+  token_projector<A> projector_;
+  index_t group_dim_, groups_;
   similarity metric_;
-  index_t projected_stride_, scores_stride_;  // whole panels
-  std::size_t projection_at_ = 0;             // [d_group / panel][d_model][panel]
-  std::size_t bias_at_ = 0;                   // [projected_stride]
-  std::size_t centroid_rows_at_ = 0;          // [K][projected_stride]
-  std::size_t centroids_at_ = 0;              // [K / panel][d_group][panel]
-  std::size_t strips_at_ = 0;                 // [workers][strip_stride()]
+  index_t scores_stride_;             // whole panels
+  std::size_t centroid_rows_at_ = 0;  // [K][projector_.stride()]
+  std::size_t centroids_at_ = 0;      // [K / panel][d_group][panel]
+  std::size_t strips_at_ = 0;         // [workers][strip_stride()]
 };
 
 /// Checks what centroid_scores and route have in common; throws invalid_argument.

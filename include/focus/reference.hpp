@@ -9,3 +9,4 @@
 #include "focus/reference/attention.hpp"
 #include "focus/reference/attention_backward.hpp"
 #include "focus/reference/routing.hpp"
+#include "focus/reference/routing_backward.hpp"

@@ -42,9 +42,7 @@ class group_potentials {
   template <class T>
   [[nodiscard]] FOCUS_ALWAYS_INLINE vec<A> logits(const T* scores, index_t g,
                                                   vec<A> temperature) const {
-    const vec<A> s = groups_ - g >= lanes
-                         ? detail::load_widened<T, A>(scores + g)
-                         : detail::load_widened_partial<T, A>(scores + g, groups_ - g);
+    const vec<A> s = detail::load_widened_up_to<T, A>(scores + g, groups_ - g);
     return s / temperature + vec<A>::load(value_ + g);
   }
 
@@ -102,8 +100,24 @@ class column_balance {
   [[nodiscard]] const group_potentials<A>& potentials() const noexcept { return f_; }
   [[nodiscard]] double potential(index_t g) const noexcept { return potential_[g]; }
 
+  /// The column sums of an iteration as sum * e^top, before the columns were divided by them; a sum
+  /// of 0: no token can join the group.
+  struct column_sum {
+    double top = 0, sum = 0;
+    [[nodiscard]] double logarithm() const noexcept {
+      return sum == 0 ? minus_infinity<double>() : top + std::log(sum);
+    }
+  };
+  /// Those of the iteration that was run last.
+  [[nodiscard]] const column_sum& column(index_t g) const noexcept { return column_[g]; }
+
   template <class Exec>
   void run(int iterations, const scratch_memory& memory, Exec& exec) {
+    run(iterations, memory, exec, [](int) {});
+  }
+  /// after(iteration): called when the potentials of the iteration stand.
+  template <class Exec, class After>
+  void run(int iterations, const scratch_memory& memory, Exec& exec, After&& after) {
     tops_ = memory.at<A>(tops_at_);
     sums_ = memory.at<A>(sums_at_);
     for (int iteration = 0; iteration < iterations && chunks_ > 0; ++iteration) {
@@ -112,11 +126,13 @@ class column_balance {
       else
         exec.parallel_for(chunks_, [&](index_t chunk, index_t) { sum_weights(chunk); });
       for (index_t g = 0; g < f_.groups(); ++g) {
-        const double log_sum = iteration == 0 ? merged_logsumexp(g) : std::log(merged_sum(g));
+        column_[g] = iteration == 0 ? merged_exponentials(g) : merged_weights(g);
+        const double log_sum = column_[g].logarithm();
         // A group that no token can join is left as it is.
         if (!is_minus_infinity(log_sum)) potential_[g] -= log_sum;
       }
       publish();
+      after(iteration);
     }
   }
 
@@ -173,26 +189,26 @@ class column_balance {
     copy(sums, sums + f_.padded_groups(), sums_ + chunk * f_.padded_groups());
   }
 
-  [[nodiscard]] double merged_logsumexp(index_t g) const noexcept {
+  [[nodiscard]] column_sum merged_exponentials(index_t g) const noexcept {
     const index_t stride = f_.padded_groups();
-    double top = minus_infinity<double>(), sum = 0;
+    column_sum merged{minus_infinity<double>(), 0};
     for (index_t chunk = 0; chunk < chunks_; ++chunk) {
       const double chunk_sum = static_cast<double>(sums_[chunk * stride + g]);
       if (chunk_sum == 0) continue;
       const double chunk_top = static_cast<double>(tops_[chunk * stride + g]);
-      const double new_top = chunk_top > top ? chunk_top : top;
-      sum = (sum == 0 ? 0 : sum * std::exp(top - new_top)) +
-            chunk_sum * std::exp(chunk_top - new_top);
-      top = new_top;
+      const double new_top = chunk_top > merged.top ? chunk_top : merged.top;
+      merged.sum = (merged.sum == 0 ? 0 : merged.sum * std::exp(merged.top - new_top)) +
+                   chunk_sum * std::exp(chunk_top - new_top);
+      merged.top = new_top;
     }
-    return sum == 0 ? minus_infinity<double>() : top + std::log(sum);
+    return merged.sum == 0 ? column_sum{} : merged;
   }
 
-  [[nodiscard]] double merged_sum(index_t g) const noexcept {
-    double sum = 0;
+  [[nodiscard]] column_sum merged_weights(index_t g) const noexcept {
+    column_sum merged;
     for (index_t chunk = 0; chunk < chunks_; ++chunk)
-      sum += static_cast<double>(sums_[chunk * f_.padded_groups() + g]);
-    return sum;
+      merged.sum += static_cast<double>(sums_[chunk * f_.padded_groups() + g]);
+    return merged;
   }
 
   matrix_view<const T> scores_;
@@ -200,6 +216,7 @@ class column_balance {
   index_t chunks_;
   group_potentials<A> f_;
   double potential_[max_groups] = {};
+  column_sum column_[max_groups] = {};
   std::size_t tops_at_ = 0, sums_at_ = 0;  // [chunks][padded groups]
   A *tops_ = nullptr, *sums_ = nullptr;
 };

@@ -90,6 +90,13 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened_partial(const T* p, index_t count) {
   return vec<A>::load(lane);
 }
 
+/// The first min(count, vec<A>::width) elements, zeros behind them.
+template <class T, class A = accumulator_t<T>>
+FOCUS_ALWAYS_INLINE vec<A> load_widened_up_to(const T* p, index_t count) {
+  return count >= vec<A>::width ? detail::load_widened<T, A>(p)
+                                : detail::load_widened_partial<T, A>(p, count);
+}
+
 /// The first `count` <= vec<A>::width elements of x, rounded to T; nothing behind them is written.
 template <class T, class A = accumulator_t<T>>
 FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {

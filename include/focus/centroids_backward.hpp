@@ -1,0 +1,479 @@
+// The gradients of Eq. 1: of the hidden states and of all that Focus trains.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "focus/centroids.hpp"
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/overlap.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// One vector for each token, as value panels: [ceil(width / panel)][slots][panel].
+template <class A>
+struct token_panels {
+  static constexpr int panel = tile_sizes<A>::panel;
+
+  A* data = nullptr;
+  index_t slots = 0, width = 0;
+
+  [[nodiscard]] A* at(index_t p, index_t slot) const noexcept {
+    return data + (p * slots + slot) * panel;
+  }
+  /// Elements of scratch memory; none where they are not wanted.
+  [[nodiscard]] static index_t size(bool wanted, index_t slots, index_t width) noexcept {
+    return wanted ? slots * round_up(width, panel) : 0;
+  }
+  /// Takes a vector in, as whole panels.
+  void put(index_t slot, const A* from) const noexcept {
+    for (index_t p = 0; p * panel < width; ++p)
+      copy(from + p * panel, from + (p + 1) * panel, at(p, slot));
+  }
+};
+
+/// to[r] += sum over t of x[t][r] * panel[t], x with rows of XStride elements: the sums of a block
+/// of tokens start from 0, and are added to those of the blocks before.
+template <int Rows, int Vectors, int XStride, class A>
+FOCUS_NOINLINE void add_transposed_product(const A* x, const A* panel, index_t depth, A* to,
+                                           index_t to_stride) {
+  constexpr int lanes = vec<A>::width;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows * Vectors>(
+      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
+  multiply<Rows, Vectors, 1, XStride>(x, panel, depth, sum);
+  static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+    A* const place = to + i / Vectors * to_stride + i % Vectors * lanes;
+    (vec<A>::load(place) + sum[i / Vectors][i % Vectors]).store(place);
+  });
+}
+
+/// X^T Y, the sum over the tokens that makes the gradients of all parameters: X [n, columns] of any
+/// storage type, Y [n, width] in panels. Tokens are cut into segments and the segments into blocks,
+/// whatever the number of threads; each is summed in order.
+template <class A>
+class token_product {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+  /// Columns of X in a task, whole vectors: a block of X (block_tokens x columns x sizeof(A): 12
+  /// KiB with AVX2, 28 KiB with AVX-512) and of a panel of Y (4 KiB, 8 KiB) share the L1 cache.
+  static constexpr int task_columns = 8 * strip_rows;
+  static constexpr int block_tokens = 256 / static_cast<int>(sizeof(A));
+  static_assert(task_columns % lanes == 0);
+  /// Tokens in a task: enough that what the segments' sums take, one for each segment_tokens
+  /// tokens, is little beside X.
+  static constexpr index_t segment_tokens = 2048;
+
+ public:
+  /// columns: of the widest X.
+  token_product(scratch_plan& plan, index_t workers, index_t n, index_t columns, index_t width)
+      : n_(n),
+        segments_((std::max<index_t>)(ceil_div(n, segment_tokens), 1)),
+        width_(width),
+        stride_(round_up(width, panel)) {
+    blocks_at_ = plan.add<A>(workers * block_tokens * task_columns);
+    sums_at_ = plan.add<A>(segments_ * round_up(columns, task_columns) * stride_);
+  }
+
+  /// take(c, row): row c of X^T Y, as whole vectors whose lanes from `width` on mean nothing.
+  template <class T, class Exec, class Take>
+  void run(const scratch_memory& memory, const matrix_view<const T>& x, const token_panels<A>& y,
+           Exec& exec, Take&& take) const {
+    const index_t columns = x.extent(1);
+    const index_t column_tasks = ceil_div(columns, task_columns);
+    A* const all_sums = memory.at<A>(sums_at_);
+    const index_t segment_stride = column_tasks * task_columns * stride_;
+    exec.parallel_for(segments_ * column_tasks, [&](index_t task, index_t worker) {
+      const index_t segment = task / column_tasks, first = task % column_tasks * task_columns;
+      A* const sums = all_sums + segment * segment_stride + first * stride_;
+      fill(sums, sums + task_columns * stride_, A{0});
+      A* const block = memory.at<A>(blocks_at_) + worker * block_tokens * task_columns;
+      const index_t end = (std::min)((segment + 1) * segment_tokens, n_);
+      for (index_t i = segment * segment_tokens; i < end; i += block_tokens)
+        add_block(x, y, i, (std::min<index_t>)(block_tokens, end - i), first,
+                  (std::min<index_t>)(task_columns, columns - first), block, sums);
+    });
+    exec.parallel_for(column_tasks, [&](index_t task, index_t) {
+      const index_t end = (std::min)((task + 1) * task_columns, columns);
+      for (index_t c = task * task_columns; c < end; ++c) {
+        A* const row = all_sums + c * stride_;
+        for (index_t segment = 1; segment < segments_; ++segment)
+          for (index_t v = 0; v < stride_; v += lanes)
+            (vec<A>::load(row + v) + vec<A>::load(row + segment * segment_stride + v))
+                .store(row + v);
+        take(c, row);
+      }
+    });
+  }
+
+ private:
+  /// Tokens [i, i + tokens) and columns [first, first + columns).
+  template <class T>
+  void add_block(const matrix_view<const T>& x, const token_panels<A>& y, index_t i, index_t tokens,
+                 index_t first, index_t columns, A* block, A* sums) const {
+    // Copied, not read where it lies: rows of X are often a power of two apart, and then share few
+    // cache sets.
+    const index_t strips_end = round_up(columns, strip_rows);
+    for (index_t t = 0; t < tokens; ++t) {
+      A* const to = block + t * task_columns;
+      widen_row(x.row(i + t) + first, columns, to);
+      fill(to + columns, to + strips_end, A{0});
+    }
+    for (index_t c = 0; c < columns; c += strip_rows)
+      for (index_t p = 0; p * panel < width_; ++p) {
+        A* const to = sums + c * stride_ + p * panel;
+        if (width_ - p * panel > lanes)
+          add_transposed_product<strip_rows, 2, task_columns>(block + c, y.at(p, i), tokens, to,
+                                                              stride_);
+        else
+          add_transposed_product<strip_rows, 1, task_columns>(block + c, y.at(p, i), tokens, to,
+                                                              stride_);
+      }
+  }
+
+  index_t n_, segments_, width_, stride_;
+  std::size_t blocks_at_ = 0;  // [workers][block_tokens][task_columns]
+  std::size_t sums_at_ = 0;    // [segments][whole tasks of columns][stride]
+};
+
+/// Through x -> x / |x| at a vector that was `length` long, with the unit vector at hand: turns the
+/// gradient of the unit vector u into that of x, (d - u (u . d)) / |x|. A zero vector stays zero
+/// whatever its neighbours are: its gradient is 0.
+template <class A>
+void normalize_backward(const A* unit, const vector_length<A>& length, index_t padded_count,
+                        A* gradient) {
+  constexpr int lanes = vec<A>::width;
+  if (length.largest == 0) return fill(gradient, gradient + padded_count, A{0});
+  vec<A> products = vec<A>::zero();
+  for (index_t c = 0; c < padded_count; c += lanes)
+    products = fma(vec<A>::load(unit + c), vec<A>::load(gradient + c), products);
+  const vec<A> along = vec<A>::broadcast(reduce_add(products));
+  const vec<A> root = vec<A>::broadcast(length.root), largest = vec<A>::broadcast(length.largest);
+  for (index_t c = 0; c < padded_count; c += lanes) {
+    const vec<A> across = vec<A>::load(gradient + c) - vec<A>::load(unit + c) * along;
+    (across / root / largest).store(gradient + c);
+  }
+}
+
+/// to[r][column ...] = z_r W^T for one panel of W^T. z: [d_group / panel][strip_rows][panel].
+template <int Rows, int Vectors, class A, class T>
+FOCUS_NOINLINE void store_product(const A* z, const A* w, index_t depth, const matrix_view<T>& to,
+                                  index_t first, index_t count, index_t column) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows * Vectors>(
+      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
+  for (index_t t = 0; t < depth; t += panel)
+    multiply<Rows, Vectors, panel, 1>(z + t * tile_sizes<A>::strip_rows, w + t * panel,
+                                      (std::min<index_t>)(panel, depth - t), sum);
+  const index_t columns = to.extent(1) - column;
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+    if (r >= count) return;
+    T* const row = to.row(first + r) + column;
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      detail::store_narrowed<T, A>(sum[r][v], row + v * lanes,
+                                   (std::min<index_t>)(lanes, columns - v * lanes));
+    });
+  });
+}
+
+/// The outputs of centroid_scores_backward; null: not wanted.
+template <class TH, class TW, class TB, class TC>
+struct centroid_gradient_views {
+  matrix_view<TH> hidden;
+  matrix_view<TW> projection;
+  std::span<TB> bias;
+  matrix_view<TC> centroids;
+
+  template <class T>
+  [[nodiscard]] static bool wants(const matrix_view<T>& x) noexcept {
+    return x.data() != nullptr || x.extent(0) != 0 || x.extent(1) != 0;
+  }
+  [[nodiscard]] bool wants_projected() const noexcept {
+    return wants(hidden) || wants(projection) || !bias.empty();
+  }
+  [[nodiscard]] bool wants_any() const noexcept { return wants_projected() || wants(centroids); }
+};
+
+/// Eq. 1 backwards. With Z = H W_g + bias and the gradient dS of S = Z C^T,
+///   dZ = dS C,   dC = dS^T Z,   dH = dZ W_g^T,   dW_g = H^T dZ,   dbias = 1^T dZ,
+/// and for cosines the same with unit vectors in place of Z and C, through whose lengths dZ and dC
+/// then go. Z is made again, strip by strip; dZ (and Z for dC) is kept, O(n d_group).
+template <class A>
+class centroid_gradient {
+  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+  static constexpr index_t task_rows = tile_sizes<A>::tile_rows;
+
+ public:
+  template <class T, class Views>
+  centroid_gradient(scratch_plan& plan, index_t workers, index_t n,
+                    const centroid_params<T>& params, const Views& wanted)
+      : n_(n),
+        model_dim_(params.projection.extent(0)),
+        group_dim_(params.projection.extent(1)),
+        groups_(params.centroids.extent(0)),
+        cosine_(params.metric == similarity::cosine),
+        wants_hidden_(wanted.wants(wanted.hidden)),
+        wants_projected_(wanted.wants_projected()),
+        wants_centroids_(wanted.wants(wanted.centroids)),
+        projector_(plan, needs_tokens() ? model_dim_ : 0, group_dim_),
+        product_(plan, workers, n,
+                 (std::max)(wanted.wants(wanted.projection) ? model_dim_ : index_t{1},
+                            wants_centroids_ ? groups_ : index_t{1}),
+                 group_dim_) {
+    centroid_rows_at_ = plan.add<A>(groups_ * stride());
+    centroid_panels_at_ = plan.add<A>(groups_ * stride());
+    projection_at_ =
+        plan.add<A>(wants_hidden_ ? round_up(model_dim_, panel) * group_dim_ + lanes : 0);
+    tokens_at_ = plan.add<A>(token_panels<A>::size(wants_centroids_, n, group_dim_));
+    dprojected_at_ = plan.add<A>(token_panels<A>::size(wants_projected_, n, group_dim_));
+    strips_at_ = plan.add<A>(workers * strip_stride());
+  }
+
+  template <class H, class T, class DS, class Views, class Exec>
+  void run(const scratch_memory& memory, const matrix_view<const H>& hidden,
+           const centroid_params<T>& params, const matrix_view<const DS>& dscores, const Views& to,
+           Exec& exec) {
+    pack(memory, params);
+    const token_panels<A> tokens{memory.at<A>(tokens_at_), n_, group_dim_};
+    const token_panels<A> dprojected{memory.at<A>(dprojected_at_), n_, group_dim_};
+    exec.parallel_for(ceil_div(n_, task_rows), [&](index_t task, index_t worker) {
+      const index_t end = (std::min)((task + 1) * task_rows, n_);
+      for (index_t first = task * task_rows; first < end; first += strip_rows)
+        with_strip_rows<A>(end - first, [&](auto rows) {
+          pass_strip<rows()>(memory, hidden, dscores, first,
+                             (std::min<index_t>)(rows(), end - first), worker, tokens, dprojected,
+                             to.hidden);
+        });
+    });
+
+    if (to.wants(to.projection))
+      product_.run(memory, hidden, dprojected, exec, [&](index_t m, const A* row) {
+        narrow_row(row, group_dim_, to.projection.row(m));
+      });
+    if (!to.bias.empty()) {
+      const A one = 1;
+      const matrix_view<const A> ones(&one, {n_, 1}, {0, 1});
+      product_.run(memory, ones, dprojected, exec,
+                   [&](index_t, const A* row) { narrow_row(row, group_dim_, to.bias.data()); });
+    }
+    if (to.wants(to.centroids))
+      product_.run(memory, dscores, tokens, exec, [&](index_t g, A* row) {
+        if (cosine_) {
+          fill(row + group_dim_, row + stride(), A{0});
+          normalize_backward(memory.at<A>(centroid_rows_at_) + g * stride(), length_[g], stride(),
+                             row);
+        }
+        narrow_row(row, group_dim_, to.centroids.row(g));
+      });
+  }
+
+ private:
+  /// Elements of a projected token: whole panels.
+  [[nodiscard]] index_t stride() const noexcept { return round_up(group_dim_, panel); }
+  /// Elements of a token's widened dscores.
+  [[nodiscard]] index_t groups_stride() const noexcept { return round_up(groups_, lanes); }
+  /// Whether Z has to be made again.
+  [[nodiscard]] bool needs_tokens() const noexcept { return cosine_ || wants_centroids_; }
+  /// Elements of one worker's scratch: Z, dZ, dZ in panels, dscores, what the projector needs.
+  [[nodiscard]] index_t strip_stride() const noexcept {
+    return strip_rows * (3 * stride() + groups_stride()) + projector_.strip_scratch;
+  }
+
+  template <class T>
+  static void narrow_row(const A* from, index_t count, T* to) {
+    for (index_t c = 0; c < count; c += lanes)
+      detail::store_narrowed<T, A>(vec<A>::load(from + c), to + c,
+                                   (std::min<index_t>)(lanes, count - c));
+  }
+
+  template <class T>
+  void pack(const scratch_memory& memory, const centroid_params<T>& params) {
+    if (needs_tokens()) projector_.pack(memory, params);
+    A* const rows = memory.at<A>(centroid_rows_at_);
+    widen_centroids(params, stride(), rows, length_);
+    const token_panels<A> panels{memory.at<A>(centroid_panels_at_), groups_, group_dim_};
+    for (index_t g = 0; g < groups_; ++g) panels.put(g, rows + g * stride());
+    for (index_t m = 0; wants_hidden_ && m < model_dim_; m += panel)
+      pack_rows_as_columns<panel>(
+          [&](int c) -> const T* {
+            return m + c < model_dim_ ? params.projection.row(m + c) : nullptr;
+          },
+          group_dim_, A{1}, memory.at<A>(projection_at_) + m * group_dim_);
+  }
+
+  /// A strip of `count` tokens, filled up to Rows with its last one.
+  template <int Rows, class H, class DS, class TH>
+  void pass_strip(const scratch_memory& memory, const matrix_view<const H>& hidden,
+                  const matrix_view<const DS>& dscores, index_t first, index_t count,
+                  index_t worker, const token_panels<A>& tokens, const token_panels<A>& dprojected,
+                  const matrix_view<TH>& dhidden) const {
+    A* const z = memory.at<A>(strips_at_) + worker * strip_stride();
+    A* const dz = z + strip_rows * stride();
+    A* const dz_panels = dz + strip_rows * stride();
+    A* const ds = dz_panels + strip_rows * stride();
+    A* const scratch = ds + strip_rows * groups_stride();
+
+    vector_length<A> length[Rows];
+    if (cosine_)
+      projector_.template project_directions<Rows>(memory, hidden, first, count, z, scratch,
+                                                   length);
+    else if (wants_centroids_)
+      projector_.template project<Rows>(memory, hidden, first, count, z, scratch);
+    for (index_t r = 0; wants_centroids_ && r < count; ++r) tokens.put(first + r, z + r * stride());
+    if (!wants_projected_) return;
+
+    const A* operand[Rows];
+    for (int r = 0; r < Rows; ++r) {
+      operand[r] = ds + r * groups_stride();
+      widen_row(dscores.row(first + (std::min<index_t>)(r, count - 1)), groups_,
+                ds + r * groups_stride());
+    }
+    fill(dz, dz + Rows * stride(), A{0});
+    add_rows_times_panels<Rows>(operand, memory.at<A>(centroid_panels_at_), groups_ * panel,
+                                groups_, group_dim_, dz, stride());
+    const token_panels<A> strip{dz_panels, strip_rows, group_dim_};
+    for (int r = 0; r < Rows; ++r) {
+      A* const row = dz + r * stride();
+      if (cosine_) {
+        fill(row + group_dim_, row + stride(), A{0});  // may be inf * 0 by now
+        normalize_backward(z + r * stride(), length[r], stride(), row);
+      }
+      strip.put(r, row);
+      if (r < count) dprojected.put(first + r, row);
+    }
+    if (!wants_hidden_) return;
+    const A* w = memory.at<A>(projection_at_);
+    for (index_t m = 0; m < model_dim_; m += panel, w += group_dim_ * panel) {
+      if (model_dim_ - m > lanes)
+        store_product<Rows, 2>(dz_panels, w, group_dim_, dhidden, first, count, m);
+      else
+        store_product<Rows, 1>(dz_panels, w, group_dim_, dhidden, first, count, m);
+    }
+  }
+
+  index_t n_, model_dim_, group_dim_, groups_;
+  bool cosine_, wants_hidden_, wants_projected_, wants_centroids_;
+  token_projector<A> projector_;
+  token_product<A> product_;
+  vector_length<A> length_[max_groups];  // of the centroids
+  std::size_t centroid_rows_at_ = 0;     // [K][stride()]
+  std::size_t centroid_panels_at_ = 0;   // [d_group / panel][K][panel]
+  std::size_t projection_at_ = 0;        // W^T: [d_model / panel][d_group][panel]
+  std::size_t tokens_at_ = 0;            // Z in panels
+  std::size_t dprojected_at_ = 0;        // dZ in panels
+  std::size_t strips_at_ = 0;            // [workers][strip_stride()]
+};
+
+/// Checks the outputs against the inputs and each other; throws invalid_argument.
+template <class H, class T, class DS, class Views>
+void check_centroid_gradient_arguments(const char* function, const matrix_view<const H>& hidden,
+                                       const centroid_params<T>& params,
+                                       const matrix_view<const DS>& dscores, const Views& to) {
+  check_centroid_arguments(function, hidden, params);
+  require_shape(dscores, {hidden.extent(0), params.centroids.extent(0)}, function, "dscores");
+  require_data(dscores, function, "dscores");
+  const auto check = [&](const auto& out, const char* name) {
+    require_data(out, function, name);
+    require_distinct_elements(out, name, function);
+    require_disjoint_from_centroids(out, name, hidden, params, function);
+    require_disjoint(out, name, dscores, "dscores", function);
+  };
+  const auto dbias = span_view(to.bias);
+  if (to.wants(to.hidden)) {
+    require_shape(to.hidden, hidden.extents(), function, "dhidden");
+    check(to.hidden, "dhidden");
+  }
+  if (to.wants(to.projection)) {
+    require_shape(to.projection, params.projection.extents(), function, "dprojection");
+    check(to.projection, "dprojection");
+    require_disjoint(to.projection, "dprojection", to.hidden, "dhidden", function);
+  }
+  if (!to.bias.empty()) {
+    require_length(to.bias.size(), params.projection.extent(1), function, "dbias");
+    check(dbias, "dbias");
+    require_disjoint(dbias, "dbias", to.hidden, "dhidden", function);
+    require_disjoint(dbias, "dbias", to.projection, "dprojection", function);
+  }
+  if (to.wants(to.centroids)) {
+    require_shape(to.centroids, params.centroids.extents(), function, "dcentroids");
+    check(to.centroids, "dcentroids");
+    require_disjoint(to.centroids, "dcentroids", to.hidden, "dhidden", function);
+    require_disjoint(to.centroids, "dcentroids", to.projection, "dprojection", function);
+    require_disjoint(to.centroids, "dcentroids", dbias, "dbias", function);
+  }
+}
+
+template <class DH, class DW, class DB, class DC>
+auto view_centroid_gradients(DH&& dhidden, DW&& dprojection, DB&& dbias, DC&& dcentroids) {
+  return centroid_gradient_views<element_of<DH>, element_of<DW>, span_element_of<DB>,
+                                 element_of<DC>>{
+      detail::as_view(dhidden), detail::as_view(dprojection), detail::as_span(dbias),
+      detail::as_view(dcentroids)};
+}
+
+}  // namespace detail
+
+/// The gradients of centroid_scores, from that of the scores.
+///
+///   dZ = dS C,   dH = dZ W_g^T,   dW_g = H^T dZ,   dbias = sum_i dZ_i,   dC = dS^T Z
+///
+/// with Z = H W_g + bias; with similarity::cosine through the lengths of Z's and C's rows too,
+/// where a zero vector, whose scores are 0, has a gradient of 0. dhidden of a token depends on that
+/// token alone: the same bits in a batch of any size, and a NaN in another token does not reach it.
+///
+/// @param hidden       H [n, d_model], as centroid_scores had it, any storage type
+/// @param params       W_g [d_model, d_group], C [K, d_group], bias, metric
+/// @param dscores      dS [n, K], any storage type
+/// @param dhidden      [n, d_model] or {}, any storage type
+/// @param dprojection  [d_model, d_group] or {}, any storage type; float is better than a 16-bit
+///                     type where gradients are then added up
+/// @param dbias        [d_group] or {}, contiguous, any storage type; where there is no bias, that
+///                     of a bias of zeros
+/// @param dcentroids   [K, d_group] or {}, any storage type
+/// @param exec         where the loops run
+/// @throws invalid_argument before anything is written
+///
+/// No output may overlap another argument. They are overwritten, not added to; the parameters' are
+/// zeros where n is 0. Sums are in float, or in double where hidden, params or dscores are double.
+/// Memory: copies of W_g, and O(n d_group).
+template <tensor_like<2> Hidden, scalar T, tensor_like<2> DScores,
+          mutable_tensor_like<2> DHidden = matrix_view<float>,
+          mutable_tensor_like<2> DProjection = matrix_view<float>, class DBias = std::span<float>,
+          mutable_tensor_like<2> DCentroids = matrix_view<float>, class Exec = serial_executor>
+requires scalar<detail::span_element_of<DBias>> &&
+    mutable_span_like<DBias, detail::span_element_of<DBias>> &&
+    executor<std::remove_reference_t<Exec>>
+void centroid_scores_backward(const Hidden& hidden, const centroid_params<T>& params,
+                              const DScores& dscores, DHidden&& dhidden, DProjection&& dprojection,
+                              DBias&& dbias, DCentroids&& dcentroids, Exec&& exec = {}) {
+  constexpr const char* name = "centroid_scores_backward";
+  const auto h = detail::as_const_view(hidden);
+  const auto ds = detail::as_const_view(dscores);
+  const auto to = detail::view_centroid_gradients(dhidden, dprojection, dbias, dcentroids);
+  detail::check_centroid_gradient_arguments(name, h, params, ds, to);
+  if (!to.wants_any()) return;
+
+  using A = std::common_type_t<detail::centroid_accumulator<detail::element_of<Hidden>, T>,
+                               accumulator_t<detail::element_of<DScores>>>;
+  detail::scratch_plan plan;
+  detail::centroid_gradient<A> gradient(plan, exec.concurrency(), h.extent(0), params, to);
+  const detail::scratch_memory memory(exec, plan);
+  gradient.run(memory, h, params, ds, to, exec);
+}
+
+}  // namespace focus::inline FOCUS_ABI
