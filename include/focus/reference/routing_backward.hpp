@@ -65,9 +65,10 @@ inline double row_length(const table& x, index_t i) {
 /// The rows of x scaled to length 1; a row of zeros stays as it is.
 inline table directions(const table& x) {
   table u = x;
-  for (index_t i = 0; i < x.rows(); ++i)
-    for (index_t c = 0; c < x.columns() && row_length(x, i) != 0; ++c)
-      u(i, c) = x(i, c) / row_length(x, i);
+  for (index_t i = 0; i < x.rows(); ++i) {
+    const double length = row_length(x, i);
+    for (index_t c = 0; length != 0 && c < x.columns(); ++c) u(i, c) /= length;
+  }
   return u;
 }
 
