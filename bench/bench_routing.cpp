@@ -1,6 +1,7 @@
 // The steps that come before attention, in fp32, one thread, against the one product that cannot be
 // avoided: H W_g, hidden [tokens, d_model] times projection [d_model, d_group], by Eigen.
 #include <cstddef>
+#include <type_traits>
 #include <vector>
 
 #include <Eigen/Core>
@@ -100,6 +101,63 @@ void sinkhorn(benchmark::State& state) {
   });
 }
 
+/// All four gradients: the forward product once more, and two of its size.
+void centroid_scores_backward(benchmark::State& state) {
+  const router_inputs in(state.range(0));
+  const std::vector<float> dscores = bench::made_up(in.tokens * groups, 4);
+  std::vector<float> dhidden(in.hidden_data.size()), dprojection(in.projection_data.size()),
+      dbias(static_cast<std::size_t>(d_group)), dcentroids(in.centroid_data.size());
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] {
+    focus::centroid_scores_backward(
+        in.hidden(), in.params(),
+        focus::matrix_view<const float>(dscores.data(), {in.tokens, groups}),
+        focus::matrix_view<float>(dhidden.data(), {in.tokens, d_model}),
+        focus::matrix_view<float>(dprojection.data(), {d_model, d_group}), dbias,
+        focus::matrix_view<float>(dcentroids.data(), {groups, d_group}), exec);
+  });
+}
+
+/// Without dhidden: what training the router alone needs.
+void centroid_scores_backward_parameters(benchmark::State& state) {
+  const router_inputs in(state.range(0));
+  const std::vector<float> dscores = bench::made_up(in.tokens * groups, 4);
+  std::vector<float> dprojection(in.projection_data.size()),
+      dbias(static_cast<std::size_t>(d_group)), dcentroids(in.centroid_data.size());
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] {
+    focus::centroid_scores_backward(
+        in.hidden(), in.params(),
+        focus::matrix_view<const float>(dscores.data(), {in.tokens, groups}), {},
+        focus::matrix_view<float>(dprojection.data(), {d_model, d_group}), dbias,
+        focus::matrix_view<float>(dcentroids.data(), {groups, d_group}), exec);
+  });
+}
+
+void sinkhorn_backward(benchmark::State& state) {
+  const index_t tokens = state.range(0);
+  const std::vector<float> scores = bench::made_up(tokens * groups, 1);
+  const std::vector<float> dassignment = bench::made_up(tokens * groups, 2);
+  std::vector<float> assignment(scores.size()), potentials(static_cast<std::size_t>(groups)),
+      dscores(scores.size());
+  const auto view = [&](auto& x) {
+    return focus::tensor_view<std::remove_reference_t<decltype(*x.data())>, 2>(x.data(),
+                                                                               {tokens, groups});
+  };
+  focus::sinkhorn(view(scores), view(assignment), potentials);
+  focus::workspace scratch;
+  focus::serial_executor serial;
+  auto exec = focus::with_workspace(serial, scratch);
+  run(state, [&] {
+    focus::sinkhorn_backward(view(scores), view(assignment), potentials, view(dassignment),
+                             view(dscores), {}, exec);
+  });
+}
+
 void plan_rebuild(benchmark::State& state) {
   const index_t tokens = state.range(0);
   const auto masks = bench::balanced_masks(tokens, groups, static_cast<int>(state.range(1)));
@@ -112,6 +170,9 @@ BENCHMARK(eigen_projection)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit)
 BENCHMARK(centroid_scores)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
 BENCHMARK(route)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
 BENCHMARK(sinkhorn)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(centroid_scores_backward)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(centroid_scores_backward_parameters)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
+BENCHMARK(sinkhorn_backward)->ArgName("tokens")->Arg(1024)->Arg(4096)->Unit(unit);
 BENCHMARK(plan_rebuild)
     ->ArgNames({"tokens", "top_k"})
     ->ArgsProduct({{1024, 4096}, {1, 2}})

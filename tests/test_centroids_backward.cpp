@@ -336,10 +336,12 @@ TEST_CASE("centroid_scores_backward: any mix of storage types") {
     }
 }
 
-TEST_CASE("centroid_scores_backward: more tokens than a task takes") {
+TEST_CASE("centroid_scores_backward: more tokens, and wider ones, than a task takes") {
   for (const focus::similarity metric : {focus::similarity::dot, focus::similarity::cosine}) {
-    const router_case c{.n = 5000, .d_model = 150, .groups = 64, .metric = metric};
-    CHECK(check_values<float, float, float, float>(c) == "");
+    const router_case long_one{.n = 5000, .d_model = 20, .groups = 64, .metric = metric};
+    CHECK(check_values<float, float, float, float>(long_one) == "");
+    const router_case wide_one{.n = 600, .d_model = 800, .groups = 20, .metric = metric};
+    CHECK(check_values<float, float, float, float>(wide_one) == "");
   }
 }
 
@@ -426,7 +428,7 @@ TEST_CASE("centroid_scores_backward: cosines of very long and very short vectors
 TEST_CASE("centroid_scores_backward: the same bits for any number of threads") {
   for (router_case c : router_cases()) {
     INFO(describe(c));
-    if (c.n == 200) c.n = 2500;
+    if (c.n == 200) c.n = 1100, c.d_model = 800;
     const router_problem<float, float> p(c);
     const guarded_tensor<float, 2> ds = make_dscores<float>(c);
     const gradients<float> one = backward<float>(p, ds);

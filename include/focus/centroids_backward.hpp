@@ -68,14 +68,14 @@ template <class A>
 class token_product {
   static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
   static constexpr int strip_rows = tile_sizes<A>::strip_rows;
-  /// Columns of X in a task, whole vectors: a block of X (block_tokens x columns x sizeof(A): 12
-  /// KiB with AVX2, 28 KiB with AVX-512) and of a panel of Y (4 KiB, 8 KiB) share the L1 cache.
-  static constexpr int task_columns = 8 * strip_rows;
+  /// Columns of X in a task, whole strips and vectors: so many that X is read in long runs, which
+  /// counts for more than that a block (block_tokens x task_columns x sizeof(A): 192 KiB) stays in
+  /// L2 only. A strip of it and a block of Y (64 bytes and more a token, 4 KiB) share the L1 cache.
+  static constexpr int task_columns = 768 / (strip_rows * lanes) * (strip_rows * lanes);
   static constexpr int block_tokens = 256 / static_cast<int>(sizeof(A));
-  static_assert(task_columns % lanes == 0);
-  /// Tokens in a task: enough that what the segments' sums take, one for each segment_tokens
-  /// tokens, is little beside X.
-  static constexpr index_t segment_tokens = 2048;
+  /// Tokens in a task: so many that the segments' sums, width numbers for each column, are little
+  /// beside X.
+  static constexpr index_t segment_tokens = 512;
 
  public:
   /// columns: of the widest X.
@@ -85,7 +85,7 @@ class token_product {
         width_(width),
         stride_(round_up(width, panel)) {
     blocks_at_ = plan.add<A>(workers * block_tokens * task_columns);
-    sums_at_ = plan.add<A>(segments_ * round_up(columns, task_columns) * stride_);
+    sums_at_ = plan.add<A>(segments_ * round_up(columns, strip_rows) * stride_);
   }
 
   /// take(c, row): row c of X^T Y, as whole vectors whose lanes from `width` on mean nothing.
@@ -95,16 +95,16 @@ class token_product {
     const index_t columns = x.extent(1);
     const index_t column_tasks = ceil_div(columns, task_columns);
     A* const all_sums = memory.at<A>(sums_at_);
-    const index_t segment_stride = column_tasks * task_columns * stride_;
+    const index_t segment_stride = round_up(columns, strip_rows) * stride_;
     exec.parallel_for(segments_ * column_tasks, [&](index_t task, index_t worker) {
       const index_t segment = task / column_tasks, first = task % column_tasks * task_columns;
+      const index_t count = (std::min<index_t>)(task_columns, columns - first);
       A* const sums = all_sums + segment * segment_stride + first * stride_;
-      fill(sums, sums + task_columns * stride_, A{0});
+      fill(sums, sums + round_up(count, strip_rows) * stride_, A{0});
       A* const block = memory.at<A>(blocks_at_) + worker * block_tokens * task_columns;
       const index_t end = (std::min)((segment + 1) * segment_tokens, n_);
       for (index_t i = segment * segment_tokens; i < end; i += block_tokens)
-        add_block(x, y, i, (std::min<index_t>)(block_tokens, end - i), first,
-                  (std::min<index_t>)(task_columns, columns - first), block, sums);
+        add_block(x, y, i, (std::min<index_t>)(block_tokens, end - i), first, count, block, sums);
     });
     exec.parallel_for(column_tasks, [&](index_t task, index_t) {
       const index_t end = (std::min)((task + 1) * task_columns, columns);
@@ -146,7 +146,7 @@ class token_product {
 
   index_t n_, segments_, width_, stride_;
   std::size_t blocks_at_ = 0;  // [workers][block_tokens][task_columns]
-  std::size_t sums_at_ = 0;    // [segments][whole tasks of columns][stride]
+  std::size_t sums_at_ = 0;    // [segments][columns in whole strips][stride]
 };
 
 /// Through x -> x / |x| at a vector that was `length` long, with the unit vector at hand: turns the
@@ -266,8 +266,9 @@ class centroid_gradient {
         narrow_row(row, group_dim_, to.projection.row(m));
       });
     if (!to.bias.empty()) {
-      const A one = 1;
-      const matrix_view<const A> ones(&one, {n_, 1}, {0, 1});
+      A one[lanes];  // a whole vector, though one element of it is read: compilers warn otherwise
+      fill(one, one + lanes, A{1});
+      const matrix_view<const A> ones(one, {n_, 1}, {0, 1});
       product_.run(memory, ones, dprojected, exec,
                    [&](index_t, const A* row) { narrow_row(row, group_dim_, to.bias.data()); });
     }

@@ -106,6 +106,28 @@ void check_routing(std::vector<focus::group_mask>& masks, tensor<2>& assignment)
   focus::top_k_groups(assignment.view(), 2, masks);
   focus::route(hidden.view(), router, potentials, 2, routed);
   check(masks == routed, "route, top_k_groups");
+
+  // And all the way back.
+  tensor<2> dassignment({tokens, groups}), dscores({tokens, groups}, false);
+  focus::assign_groups_backward(scores.view(), potentials, assignment.view(), dassignment.view(),
+                                dscores.view(), {});
+  focus::reference::assign_groups_backward(scores.view(), potentials, assignment.view(),
+                                           dassignment.view(), expected.view(), {});
+  check(dscores.close_to(expected), "assign_groups_backward");
+  focus::sinkhorn_backward(scores.view(), assignment.view(), potentials, dassignment.view(),
+                           dscores.view());
+  focus::reference::sinkhorn_backward(scores.view(), assignment.view(), potentials,
+                                      dassignment.view(), expected.view());
+  check(dscores.close_to(expected), "sinkhorn_backward");
+  tensor<2> dhidden({tokens, d_model}, false), expected_dhidden({tokens, d_model}, false),
+      dprojection({d_model, d_group}, false), expected_dprojection({d_model, d_group}, false);
+  focus::centroid_scores_backward(hidden.view(), router, dassignment.view(), dhidden.view(),
+                                  dprojection.view(), {}, {});
+  focus::reference::centroid_scores_backward(hidden.view(), router, dassignment.view(),
+                                             expected_dhidden.view(), expected_dprojection.view(),
+                                             {}, {});
+  check(dhidden.close_to(expected_dhidden), "centroid_scores_backward: dhidden");
+  check(dprojection.close_to(expected_dprojection), "centroid_scores_backward: dprojection");
 }
 
 void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
