@@ -73,9 +73,13 @@ class token_product {
   /// L2 only. A strip of it and a block of Y (64 bytes and more a token, 4 KiB) share the L1 cache.
   static constexpr int task_columns = 768 / (strip_rows * lanes) * (strip_rows * lanes);
   static constexpr int block_tokens = 256 / static_cast<int>(sizeof(A));
+  /// One cache line more keeps the rows of a block in different cache sets.
+  static constexpr int block_stride = task_columns + 64 / static_cast<int>(sizeof(A));
   /// Tokens in a task: so many that the segments' sums, width numbers for each column, are little
   /// beside X.
   static constexpr index_t segment_tokens = 512;
+  /// Columns whose segments are added up by one task.
+  static constexpr index_t merged_columns = 64;
 
  public:
   /// columns: of the widest X.
@@ -84,7 +88,7 @@ class token_product {
         segments_((std::max<index_t>)(ceil_div(n, segment_tokens), 1)),
         width_(width),
         stride_(round_up(width, panel)) {
-    blocks_at_ = plan.add<A>(workers * block_tokens * task_columns);
+    blocks_at_ = plan.add<A>(workers * block_tokens * block_stride);
     sums_at_ = plan.add<A>(segments_ * round_up(columns, strip_rows) * stride_);
   }
 
@@ -101,14 +105,14 @@ class token_product {
       const index_t count = (std::min<index_t>)(task_columns, columns - first);
       A* const sums = all_sums + segment * segment_stride + first * stride_;
       fill(sums, sums + round_up(count, strip_rows) * stride_, A{0});
-      A* const block = memory.at<A>(blocks_at_) + worker * block_tokens * task_columns;
+      A* const block = memory.at<A>(blocks_at_) + worker * block_tokens * block_stride;
       const index_t end = (std::min)((segment + 1) * segment_tokens, n_);
       for (index_t i = segment * segment_tokens; i < end; i += block_tokens)
         add_block(x, y, i, (std::min<index_t>)(block_tokens, end - i), first, count, block, sums);
     });
-    exec.parallel_for(column_tasks, [&](index_t task, index_t) {
-      const index_t end = (std::min)((task + 1) * task_columns, columns);
-      for (index_t c = task * task_columns; c < end; ++c) {
+    exec.parallel_for(ceil_div(columns, merged_columns), [&](index_t task, index_t) {
+      const index_t end = (std::min)((task + 1) * merged_columns, columns);
+      for (index_t c = task * merged_columns; c < end; ++c) {
         A* const row = all_sums + c * stride_;
         for (index_t segment = 1; segment < segments_; ++segment)
           for (index_t v = 0; v < stride_; v += lanes)
@@ -124,11 +128,11 @@ class token_product {
   template <class T>
   void add_block(const matrix_view<const T>& x, const token_panels<A>& y, index_t i, index_t tokens,
                  index_t first, index_t columns, A* block, A* sums) const {
-    // Copied, not read where it lies: rows of X are often a power of two apart, and then share few
+    // Copied even where its type is A: rows of X are often a power of two apart, and then share few
     // cache sets.
     const index_t strips_end = round_up(columns, strip_rows);
     for (index_t t = 0; t < tokens; ++t) {
-      A* const to = block + t * task_columns;
+      A* const to = block + t * block_stride;
       widen_row(x.row(i + t) + first, columns, to);
       fill(to + columns, to + strips_end, A{0});
     }
@@ -136,16 +140,16 @@ class token_product {
       for (index_t p = 0; p * panel < width_; ++p) {
         A* const to = sums + c * stride_ + p * panel;
         if (width_ - p * panel > lanes)
-          add_transposed_product<strip_rows, 2, task_columns>(block + c, y.at(p, i), tokens, to,
+          add_transposed_product<strip_rows, 2, block_stride>(block + c, y.at(p, i), tokens, to,
                                                               stride_);
         else
-          add_transposed_product<strip_rows, 1, task_columns>(block + c, y.at(p, i), tokens, to,
+          add_transposed_product<strip_rows, 1, block_stride>(block + c, y.at(p, i), tokens, to,
                                                               stride_);
       }
   }
 
   index_t n_, segments_, width_, stride_;
-  std::size_t blocks_at_ = 0;  // [workers][block_tokens][task_columns]
+  std::size_t blocks_at_ = 0;  // [workers][block_tokens][block_stride]
   std::size_t sums_at_ = 0;    // [segments][columns in whole strips][stride]
 };
 
