@@ -11,9 +11,11 @@
 
 #include "catch.hpp"
 #include "focus/centroids.hpp"
+#include "focus/centroids_backward.hpp"
 #include "focus/eigen.hpp"
 #include "focus/route.hpp"
 #include "focus/sinkhorn.hpp"
+#include "focus/sinkhorn_backward.hpp"
 #include "focus/top_k.hpp"
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
@@ -163,6 +165,26 @@ TEST_CASE("eigen: the library called with Eigen's types gives what it gives with
                std::span<const float>(potentials.data(), static_cast<std::size_t>(groups)), 2,
                by_views);
   CHECK(masks == by_views);
+
+  // And back; where scores are products, the gradients are products too.
+  const row_major dassignment = row_major::Random(n, groups);
+  row_major dscores(n, groups), assigned(n, groups), dhidden(n, d_model), dprojection(d_model, 4),
+      dcentroids(groups, 4);
+  Eigen::VectorXf dbias(4), dpotentials(groups);
+  focus::sinkhorn_backward(scores, assignment, potentials, dassignment, dscores);
+  CHECK(dscores.colwise().sum().cwiseAbs().maxCoeff() < 1e-4f);
+  focus::assign_groups_backward(scores, potentials, assignment, dassignment, assigned, dpotentials);
+  CHECK((assigned.colwise().sum() * 0.1f - dpotentials.transpose()).cwiseAbs().maxCoeff() < 1e-4f);
+  focus::centroid_scores_backward(hidden, params, dassignment, dhidden, dprojection, dbias,
+                                  dcentroids);
+  const row_major dprojected = dassignment * centroids;
+  CHECK((dhidden - dprojected * projection.transpose()).cwiseAbs().maxCoeff() < 1e-4f);
+  CHECK((dprojection - hidden.transpose() * dprojected).cwiseAbs().maxCoeff() < 1e-4f);
+  CHECK((dbias.transpose() - dprojected.colwise().sum()).cwiseAbs().maxCoeff() < 1e-4f);
+  CHECK((dcentroids -
+         dassignment.transpose() * ((hidden * projection).rowwise() + bias.transpose()).matrix())
+            .cwiseAbs()
+            .maxCoeff() < 1e-4f);
 
   // Into a part of a larger matrix.
   row_major all = row_major::Constant(n, groups + 2, 99.0f);
