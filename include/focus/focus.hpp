@@ -3,22 +3,23 @@
 
 // hidden states to groups
 #include "focus/centroids.hpp"     // centroid scores S = (H W_g) C^T                       Eq. 1
-#include "focus/route.hpp"         // the three at once: hidden states to masks
-#include "focus/routing_plan.hpp"  // masks to cells: which pairs are computed
 #include "focus/sinkhorn.hpp"      // balanced soft assignment; the causal form of it
 #include "focus/top_k.hpp"         // the k best groups of each token, as a bit mask
+#include "focus/route.hpp"         // the three at once: hidden states to masks
+#include "focus/routing_plan.hpp"  // masks to cells: which pairs are computed
 
 // attention
 #include "focus/attention.hpp"         // dense and windowed attention, sinks
-#include "focus/merge.hpp"             // two partial results over disjoint keys into one
-#include "focus/soft_gate.hpp"         // all pairs, gated by their routing (training)      Eq. 2
 #include "focus/sparse_attention.hpp"  // exactly the pairs of a plan
+#include "focus/soft_gate.hpp"         // all pairs, gated by their routing (training)      Eq. 2
+#include "focus/merge.hpp"             // two partial results over disjoint keys into one
 
 // gradients
-#include "focus/attention_backward.hpp"
 #include "focus/centroids_backward.hpp"
-#include "focus/reference.hpp"      // the O(n^2) textbook form of each, in double
-#include "focus/retained_mass.hpp"  // what a routing keeps of full attention: the loss of a router
 #include "focus/sinkhorn_backward.hpp"
+#include "focus/attention_backward.hpp"
 #include "focus/soft_gate_backward.hpp"
 #include "focus/sparse_attention_backward.hpp"
+#include "focus/retained_mass.hpp"  // what a routing keeps of full attention: the loss of a router
+
+#include "focus/reference.hpp"  // the O(n^2) textbook form of each, in double
