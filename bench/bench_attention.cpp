@@ -13,6 +13,7 @@
 
 #include "allocations.hpp"
 #include "machine.hpp"
+#include "masks.hpp"
 #include "workload.hpp"
 
 namespace {
@@ -59,7 +60,7 @@ class meter {
 
 void dense(benchmark::State& state) {
   const index_t tokens = state.range(0), head_dim = state.range(1);
-  bench::attention_inputs in(heads, tokens, head_dim);
+  bench::attention_inputs<float> in(heads, tokens, head_dim);
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
@@ -79,9 +80,8 @@ BENCHMARK(dense)
 /// With the plan built anew in each call, as prefill does in each layer.
 void sparse(benchmark::State& state) {
   const index_t tokens = state.range(0), head_dim = state.range(1);
-  bench::attention_inputs in(heads, tokens, head_dim);
-  const auto masks = bench::balanced_masks(tokens, static_cast<int>(state.range(2)),
-                                           static_cast<int>(state.range(3)));
+  bench::attention_inputs<float> in(heads, tokens, head_dim);
+  const auto masks = bench::balanced_masks(tokens, state.range(2), state.range(3));
   const focus::pattern_options pattern{.window = state.range(4), .sink_tokens = 1};
   focus::workspace scratch;
   focus::serial_executor serial;

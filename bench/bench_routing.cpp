@@ -10,6 +10,7 @@
 #include <focus/focus.hpp>
 
 #include "allocations.hpp"
+#include "masks.hpp"
 #include "workload.hpp"
 
 namespace {
@@ -19,24 +20,9 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 
 constexpr index_t d_model = 768, d_group = 16, groups = 8;
 
-struct router_inputs {
-  explicit router_inputs(index_t n)
-      : tokens(n),
-        hidden_data(bench::made_up(n * d_model, 1)),
-        projection_data(bench::made_up(d_model * d_group, 2)),
-        centroid_data(bench::made_up(groups * d_group, 3)),
-        potentials(static_cast<std::size_t>(groups)) {}
-
-  focus::matrix_view<const float> hidden() const { return {hidden_data.data(), {tokens, d_model}}; }
-  focus::centroid_params<float> params() const {
-    return {.projection = {projection_data.data(), {d_model, d_group}},
-            .centroids = {centroid_data.data(), {groups, d_group}},
-            .metric = focus::similarity::cosine};
-  }
-
-  index_t tokens;
-  std::vector<float> hidden_data, projection_data, centroid_data, potentials;
-};
+bench::router_inputs<float> make_inputs(index_t tokens) {
+  return {tokens, d_model, d_group, groups};
+}
 
 /// The allocations of a call, once warm, with a workspace.
 template <class F>
@@ -55,10 +41,10 @@ void run(benchmark::State& state, F&& call) {
 }
 
 void eigen_projection(benchmark::State& state) {
-  const router_inputs in(state.range(0));
-  const Eigen::Map<const matrix> hidden(in.hidden_data.data(), in.tokens, d_model);
-  const Eigen::Map<const matrix> projection(in.projection_data.data(), d_model, d_group);
-  matrix projected(in.tokens, d_group);
+  const auto in = make_inputs(state.range(0));
+  const Eigen::Map<const matrix> hidden(in.hidden().data(), in.tokens(), d_model);
+  const Eigen::Map<const matrix> projection(in.projection().data(), d_model, d_group);
+  matrix projected(in.tokens(), d_group);
   run(state, [&] {
     projected.noalias() = hidden * projection;
     benchmark::DoNotOptimize(projected.data());
@@ -67,24 +53,24 @@ void eigen_projection(benchmark::State& state) {
 }
 
 void centroid_scores(benchmark::State& state) {
-  const router_inputs in(state.range(0));
-  std::vector<float> scores(static_cast<std::size_t>(in.tokens * groups));
+  const auto in = make_inputs(state.range(0));
+  std::vector<float> scores(static_cast<std::size_t>(in.tokens() * groups));
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
   run(state, [&] {
     focus::centroid_scores(in.hidden(), in.params(),
-                           focus::matrix_view<float>(scores.data(), {in.tokens, groups}), exec);
+                           focus::matrix_view<float>(scores.data(), {in.tokens(), groups}), exec);
   });
 }
 
 void route(benchmark::State& state) {
-  const router_inputs in(state.range(0));
-  std::vector<focus::group_mask> masks(static_cast<std::size_t>(in.tokens));
+  const auto in = make_inputs(state.range(0));
+  std::vector<focus::group_mask> masks(static_cast<std::size_t>(in.tokens()));
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
-  run(state, [&] { focus::route(in.hidden(), in.params(), in.potentials, 1, masks, {}, exec); });
+  run(state, [&] { focus::route(in.hidden(), in.params(), in.potentials(), 1, masks, {}, exec); });
 }
 
 void sinkhorn(benchmark::State& state) {
@@ -160,7 +146,7 @@ void sinkhorn_backward(benchmark::State& state) {
 
 void plan_rebuild(benchmark::State& state) {
   const index_t tokens = state.range(0);
-  const auto masks = bench::balanced_masks(tokens, groups, static_cast<int>(state.range(1)));
+  const auto masks = bench::balanced_masks(tokens, groups, state.range(1));
   focus::routing_plan plan;
   run(state, [&] { plan.rebuild(masks, {.window = 128, .sink_tokens = 1}); });
 }

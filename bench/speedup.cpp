@@ -1,135 +1,159 @@
-// Sparse against dense attention: both in turn in each round, medians over the rounds, so that a
-// machine that slows down slows both. One thread (processor time), fp32, causal; the plan is built
-// anew in each call.
+// The paper's table: Focus attention against dense attention, both by this library, routing and
+// plan included. `speedup --help` lists the options.
 //
-//   speedup [--tokens 1024,4096,...] [--groups 4,8] [--top-k 1,2] [--head-dim 64] [--heads 8]
-//           [--window 128] [--sinks 1] [--rounds 7]
-//
-//   pairs       computed / causal
-//   plan        share of the sparse time that goes into building the plan
-//   speedup     dense time / sparse time
-//   efficiency  speedup x pairs: 1 is a speedup equal to the share of work saved
-#include <algorithm>
+//   dense ms     focus::attention, causal; of peak: its share of the FMA peak measured in this run
+//   route ms     hidden states to masks
+//   plan ms      masks to plan, built anew in each call
+//   sparse ms    focus::sparse_attention
+//   speedup      dense / (route + plan + sparse), the median of the rounds' ratios
+//   pairs        computed / causal;  ideal: its inverse;  effic.: speedup / ideal
+//   allocs       in one call, once warm, with a workspace
+//   dense MB, sparse MB   the most scratch memory that a first call holds, the plan included
+#include <bit>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <map>
+#include <exception>
 #include <string>
 #include <vector>
 
-#include <focus/focus.hpp>
-
-#include "allocations.hpp"
+#include "comparison.hpp"
 #include "machine.hpp"
-#include "workload.hpp"
+#include "mask_file.hpp"
+#include "no_slower.hpp"
+#include "speedup_options.hpp"
+#include "speedup_table.hpp"
 
 namespace {
 
-using focus::index_t;
+using bench::index_t;
 
-std::vector<index_t> parse_list(const std::string& text) {
-  std::vector<index_t> values;
-  const char* at = text.c_str();
-  while (*at != '\0') {
-    char* end = nullptr;
-    values.push_back(std::strtoll(at, &end, 10));
-    if (end == at || values.back() < 0) {
-      std::fprintf(stderr, "speedup: not a list of numbers: %s\n", text.c_str());
-      std::exit(EXIT_FAILURE);
-    }
-    at = *end == ',' ? end + 1 : end;
+/// Of the masks of real text those of the first `tokens` tokens.
+bench::sparse_case text_case(const bench::layer_masks& layer, index_t tokens,
+                             const focus::pattern_options& pattern) {
+  const auto first = [tokens](const bench::mask_list& masks) {
+    return bench::mask_list(masks.begin(), masks.begin() + tokens);
+  };
+  focus::group_mask all = 0;
+  for (const focus::group_mask m : layer.query) all |= m;
+  const bool same = layer.query == layer.key;
+  return {.masks = layer.name,
+          .groups = static_cast<index_t>(std::bit_width(all)),
+          .top_k = std::popcount(layer.query.front()),
+          .query = first(layer.query),
+          .key = same ? bench::mask_list{} : first(layer.key),
+          .pattern = pattern};
+}
+
+class program {
+ public:
+  explicit program(const bench::speedup_options& options) : options_(options) {
+    if (!options.masks_file.empty()) layers_ = bench::mask_file(options.masks_file).read();
   }
-  return values;
-}
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+  void run() const {
+    std::printf(
+        "%d float lanes, FMA peak of one core %.1f GFLOP/s fp32, %.1f fp64; %lld heads, "
+        "%lld kv heads, %lld threads, window %lld, sinks %lld\n",
+        focus::detail::vec<float>::width, single_peak_ / 1e9, double_peak_ / 1e9,
+        static_cast<long long>(options_.heads), static_cast<long long>(options_.kv_heads),
+        static_cast<long long>(options_.threads), static_cast<long long>(options_.window),
+        static_cast<long long>(options_.sinks));
+    options_.no_slower ? print_worst() : print_table();
+  }
 
-struct setting {
-  index_t tokens, heads, head_dim, groups, top_k, window, sinks, rounds;
+ private:
+  void print_table() const {
+    bench::speedup_table table(options_.csv);
+    for (const std::string& type : options_.types)
+      for (const index_t head_dim : options_.head_dims)
+        for (const index_t tokens : options_.tokens) {
+          const bench::attention_setting s = setting(tokens, head_dim);
+          const auto cases = cases_of(tokens);
+          const auto results = compare(type, s, cases);
+          for (std::size_t c = 0; c < results.size(); ++c)
+            table.add(s, type, cases[c], results[c], type == "fp64" ? double_peak_ : single_peak_);
+        }
+  }
+
+  /// At the lengths asked for that are not small, and at small ones.
+  void print_worst() const {
+    for (const std::string& type : options_.types)
+      for (const index_t head_dim : options_.head_dims) {
+        bench::number_list lengths = {1, 2, 5, 16, 31, 64, 100, 128, 129, 200, 256};
+        for (const index_t tokens : options_.tokens)
+          if (tokens > lengths.back() && tokens <= 16384) lengths.push_back(tokens);
+        bench::worst_ratios worst;
+        for (const index_t tokens : lengths) {
+          const bench::attention_setting s = setting(tokens, head_dim);
+          const auto cases = bench::hard_patterns(tokens, pattern());
+          const auto results = compare(type, s, cases);
+          for (std::size_t c = 0; c < results.size(); ++c) worst.add(s, cases[c], results[c]);
+        }
+        std::printf("\n%s, head_dim %lld: time / time of dense\n", type.c_str(),
+                    static_cast<long long>(head_dim));
+        worst.print();
+      }
+  }
+
+  bench::attention_setting setting(index_t tokens, index_t head_dim) const {
+    return {.tokens = tokens,
+            .heads = options_.heads,
+            .kv_heads = options_.kv_heads,
+            .head_dim = head_dim,
+            .threads = options_.threads,
+            .d_model = options_.d_model > 0 ? options_.d_model : options_.heads * head_dim,
+            .d_group = 16};
+  }
+
+  focus::pattern_options pattern() const {
+    return {.window = options_.window, .sink_tokens = options_.sinks};
+  }
+
+  std::vector<bench::sparse_case> cases_of(index_t tokens) const {
+    std::vector<bench::sparse_case> cases;
+    for (const bench::layer_masks& layer : layers_)
+      if (std::ssize(layer.query) >= tokens) cases.push_back(text_case(layer, tokens, pattern()));
+    if (!layers_.empty()) return cases;
+    for (const std::string& masks : options_.masks)
+      for (const index_t groups : options_.groups)
+        for (const index_t k : options_.top_k) {
+          if (k > groups) continue;
+          const auto make = masks == "runs"     ? bench::run_masks
+                            : masks == "skewed" ? bench::skewed_masks
+                                                : bench::balanced_masks;
+          cases.push_back({masks, groups, k, make(tokens, groups, k), {}, pattern()});
+        }
+    return cases;
+  }
+
+  std::vector<bench::comparison> compare(const std::string& type, const bench::attention_setting& s,
+                                         const std::vector<bench::sparse_case>& cases) const {
+    const auto measure = [&]<class T>(T) {
+      return bench::compare_with_dense<T>(s, cases, options_.rounds,
+                                          static_cast<double>(options_.seconds));
+    };
+    if (cases.empty()) return {};
+    if (type == "fp64") return measure(double{});
+    if (type == "bf16") return measure(focus::bfloat16{});
+    if (type == "f16") return measure(focus::float16{});
+    return measure(float{});
+  }
+
+  const bench::speedup_options& options_;
+  std::vector<bench::layer_masks> layers_;
+  double single_peak_ = bench::measure_fma_peak<float>();
+  double double_peak_ = bench::measure_fma_peak<double>();
 };
-
-void measure(const setting& s, double peak) {
-  bench::attention_inputs in(s.heads, s.tokens, s.head_dim);
-  const auto masks =
-      bench::balanced_masks(s.tokens, static_cast<int>(s.groups), static_cast<int>(s.top_k));
-  const focus::pattern_options pattern{.window = s.window, .sink_tokens = s.sinks};
-  focus::workspace scratch;
-  focus::serial_executor serial;
-  auto exec = focus::with_workspace(serial, scratch);
-  auto plan = focus::make_routing_plan(masks, pattern);
-
-  std::vector<double> dense, sparse, planning, speedup, plan_share;
-  long allocations = 0;
-  for (index_t round = -1; round < s.rounds; ++round) {  // one to warm up
-    if (round == 0)
-      dense.clear(), sparse.clear(), planning.clear(), speedup.clear(), plan_share.clear();
-    const long before = bench::allocations;
-    double start = bench::cpu_seconds();
-    focus::attention(in.q(), in.k(), in.v(), in.out(), focus::full_causal, {}, {}, exec);
-    const double dense_seconds = bench::cpu_seconds() - start;
-    start = bench::cpu_seconds();
-    plan.rebuild(masks, pattern);
-    const double plan_seconds = bench::cpu_seconds() - start;
-    focus::sparse_attention(in.q(), in.k(), in.v(), plan, in.out(), {}, {}, exec);
-    const double sparse_seconds = bench::cpu_seconds() - start;
-    allocations = bench::allocations - before;
-    dense.push_back(dense_seconds), sparse.push_back(sparse_seconds),
-        planning.push_back(plan_seconds);
-    speedup.push_back(dense_seconds / sparse_seconds);
-    plan_share.push_back(plan_seconds / sparse_seconds);
-  }
-  const double causal = bench::causal_pairs(s.tokens);
-  const double pairs = static_cast<double>(plan.allowed_pairs()) / causal;
-  const double dense_flops =
-      static_cast<double>(s.heads) * bench::flops_per_pair(s.head_dim) * causal;
-  std::printf("%8lld %4lld %4lld %7.1f%% %10.2f %9.1f%% %10.2f %7.2f%% %8.2fx %10.2f %11ld\n",
-              static_cast<long long>(s.tokens), static_cast<long long>(s.groups),
-              static_cast<long long>(s.top_k), 100 * pairs, 1e3 * median(dense),
-              100 * dense_flops / median(dense) / peak, 1e3 * median(sparse),
-              100 * median(plan_share), median(speedup), median(speedup) * pairs, allocations);
-  std::fflush(stdout);
-}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> options{{"--tokens", "1024,2048,4096,8192"},
-                                             {"--groups", "4,8"},
-                                             {"--top-k", "1"},
-                                             {"--head-dim", "64"},
-                                             {"--heads", "8"},
-                                             {"--window", "128"},
-                                             {"--sinks", "1"},
-                                             {"--rounds", "7"}};
-  for (int a = 1; a < argc; a += 2) {
-    if (!options.contains(argv[a]) || a + 1 == argc) {
-      std::fprintf(stderr, "speedup: unknown option or no value: %s\n", argv[a]);
-      return EXIT_FAILURE;
-    }
-    options[argv[a]] = argv[a + 1];
+  const bench::speedup_options options = bench::parse_speedup_options(argc, argv);
+  try {
+    program(options).run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "speedup: %s\n", error.what());
+    return EXIT_FAILURE;
   }
-  const auto number = [&](const char* name) {
-    const std::vector<index_t> values = parse_list(options[name]);
-    return values.empty() ? index_t{0} : values.front();
-  };
-
-  const double peak = bench::measure_fma_peak<float>();
-  std::printf(
-      "%d float lanes, FMA peak of one core %.1f GFLOP/s; %s heads, head_dim %s, window %s, sinks "
-      "%s, %s rounds\n",
-      focus::detail::vec<float>::width, peak / 1e9, options["--heads"].c_str(),
-      options["--head-dim"].c_str(), options["--window"].c_str(), options["--sinks"].c_str(),
-      options["--rounds"].c_str());
-  std::printf("%8s %4s %4s %8s %10s %10s %10s %8s %9s %10s %11s\n", "tokens", "K", "k", "pairs",
-              "dense ms", "of peak", "sparse ms", "plan", "speedup", "efficiency", "allocations");
-  for (index_t tokens : parse_list(options["--tokens"]))
-    for (index_t groups : parse_list(options["--groups"]))
-      for (index_t top_k : parse_list(options["--top-k"]))
-        measure({tokens, number("--heads"), number("--head-dim"), groups, top_k, number("--window"),
-                 number("--sinks"), number("--rounds")},
-                peak);
 }

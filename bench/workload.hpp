@@ -1,68 +1,88 @@
 // Made-up inputs of one attention call.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <random>
 #include <vector>
 
-#include <focus/options.hpp>
+#include <focus/centroids.hpp>
+#include <focus/scalar.hpp>
 #include <focus/tensor_view.hpp>
 
 namespace bench {
 
 using focus::index_t;
 
-inline std::vector<float> made_up(index_t size, std::uint64_t seed) {
+/// Normally distributed numbers, rounded to T.
+template <class T = float>
+std::vector<T> made_up(index_t size, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
-  std::vector<float> values;
+  std::vector<T> values;
   values.reserve(static_cast<std::size_t>(size));
-  for (index_t i = 0; i < size; ++i) values.push_back(normal(random));
+  for (index_t i = 0; i < size; ++i)
+    values.push_back(focus::scalar_traits<T>::from_accumulator(normal(random)));
   return values;
 }
 
-/// Q, K, V and out as [heads, tokens, head_dim].
+/// Q, K, V and out as [heads, tokens, head_dim], K and V with kv_heads.
+template <class T = float>
 class attention_inputs {
  public:
-  attention_inputs(index_t heads, index_t tokens, index_t head_dim)
-      : extents_{heads, tokens, head_dim},
-        q_(made_up(heads * tokens * head_dim, 1)),
-        k_(made_up(heads * tokens * head_dim, 2)),
-        v_(made_up(heads * tokens * head_dim, 3)),
+  attention_inputs(index_t heads, index_t kv_heads, index_t tokens, index_t head_dim)
+      : q_extents_{heads, tokens, head_dim},
+        kv_extents_{kv_heads, tokens, head_dim},
+        q_(made_up<T>(heads * tokens * head_dim, 1)),
+        k_(made_up<T>(kv_heads * tokens * head_dim, 2)),
+        v_(made_up<T>(kv_heads * tokens * head_dim, 3)),
         out_(q_.size()) {}
+  attention_inputs(index_t heads, index_t tokens, index_t head_dim)
+      : attention_inputs(heads, heads, tokens, head_dim) {}
 
-  focus::tensor_view<const float, 3> q() const { return {q_.data(), extents_}; }
-  focus::tensor_view<const float, 3> k() const { return {k_.data(), extents_}; }
-  focus::tensor_view<const float, 3> v() const { return {v_.data(), extents_}; }
-  focus::tensor_view<float, 3> out() { return {out_.data(), extents_}; }
+  focus::tensor_view<const T, 3> q() const { return {q_.data(), q_extents_}; }
+  focus::tensor_view<const T, 3> k() const { return {k_.data(), kv_extents_}; }
+  focus::tensor_view<const T, 3> v() const { return {v_.data(), kv_extents_}; }
+  focus::tensor_view<T, 3> out() { return {out_.data(), q_extents_}; }
 
  private:
-  std::array<index_t, 3> extents_;
-  std::vector<float> q_, k_, v_, out_;
+  std::array<index_t, 3> q_extents_, kv_extents_;
+  std::vector<T> q_, k_, v_, out_;
 };
 
-/// A mask of top_k groups for each token; each group has its equal share of the tokens, in random
-/// order.
-inline std::vector<focus::group_mask> balanced_masks(index_t tokens, int groups, int top_k) {
-  std::vector<index_t> order(static_cast<std::size_t>(tokens));
-  std::iota(order.begin(), order.end(), index_t{0});
-  std::shuffle(order.begin(), order.end(), std::mt19937_64(4));
-  std::mt19937_64 random(5);
-  std::vector<focus::group_mask> masks(order.size());
-  for (std::size_t t = 0; t < masks.size(); ++t) {
-    masks[t] = focus::group_mask{1} << (order[t] % groups);
-    for (int chosen = 1; chosen < top_k;) {
-      const focus::group_mask bit = focus::group_mask{1}
-                                    << (random() % static_cast<unsigned>(groups));
-      if ((masks[t] & bit) == 0) masks[t] |= bit, ++chosen;
-    }
+/// What the router of one layer reads: hidden states of storage type T and its own weights, in
+/// float, with the potentials at zero.
+template <class T = float>
+class router_inputs {
+ public:
+  router_inputs(index_t tokens, index_t d_model, index_t d_group, index_t groups)
+      : tokens_(tokens),
+        d_model_(d_model),
+        d_group_(d_group),
+        groups_(groups),
+        hidden_(made_up<T>(tokens * d_model, 1)),
+        projection_(made_up(d_model * d_group, 2)),
+        centroids_(made_up(groups * d_group, 3)),
+        potentials_(static_cast<std::size_t>(groups)) {}
+
+  focus::matrix_view<const T> hidden() const { return {hidden_.data(), {tokens_, d_model_}}; }
+  focus::matrix_view<const float> projection() const {
+    return {projection_.data(), {d_model_, d_group_}};
   }
-  return masks;
-}
+  focus::centroid_params<float> params() const {
+    return {.projection = projection(),
+            .centroids = {centroids_.data(), {groups_, d_group_}},
+            .metric = focus::similarity::cosine};
+  }
+  const std::vector<float>& potentials() const { return potentials_; }
+  index_t tokens() const { return tokens_; }
+
+ private:
+  index_t tokens_, d_model_, d_group_, groups_;
+  std::vector<T> hidden_;
+  std::vector<float> projection_, centroids_, potentials_;
+};
 
 /// Pairs (i, j) with j <= i.
 inline double causal_pairs(index_t tokens) {
