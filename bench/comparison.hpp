@@ -91,7 +91,7 @@ class sparse_subject {
     allocations_ = (std::max)(allocations_, (allocations - before) / calls);
     route_.push_back(routing), plan_seconds_.push_back(planning), attend_.push_back(attending);
   }
-  /// The next measure() starts anew.
+  /// Room for the times of so many rounds: pushing them back is then no allocation.
   void reserve(index_t rounds) {
     for (auto* seconds : {&route_, &plan_seconds_, &attend_})
       seconds->reserve(static_cast<std::size_t>(rounds));
@@ -118,13 +118,16 @@ class sparse_subject {
             .rounds = std::ssize(attend_)};
   }
 
-  /// The first call, with memory of its own.
-  void measure_scratch(attention_inputs<T>& in, executor& exec) {
+  /// The first call, with memory of its own; returns what a workspace needs.
+  std::size_t measure_scratch(attention_inputs<T>& in, executor& exec) {
+    std::size_t needed = 0;
     scratch_ = peak_of([&] {
       focus::workspace own;
       auto lending = focus::with_workspace(exec, own);
       route(lending), plan(), attend(in, lending);
+      needed = own.capacity();
     });
+    return needed;
   }
 
  private:
@@ -149,17 +152,19 @@ std::vector<comparison> compare_with_dense(const attention_setting& s,
   focus::workspace scratch;
   auto exec = focus::with_workspace(own, scratch);
   const bool one_thread = s.threads == 1;
+  constexpr double time_to_see = 2e-3;
   const auto dense = [&] {
     focus::attention(in.q(), in.k(), in.v(), in.out(), focus::full_causal, {}, {}, exec);
   };
 
+  const stopwatch first(one_thread);
   const std::size_t dense_scratch = peak_of(dense);
-  const long calls = calls_to_time(one_thread, dense);
+  const long calls =
+      first.seconds() > time_to_see ? 1 : calls_to_time(one_thread, time_to_see, dense);
   std::deque<sparse_subject<T>> subjects;  // deque: they stay where they are
   for (const sparse_case& c : cases) {
     sparse_subject<T>& subject = subjects.emplace_back(c, s);
-    subject.measure_scratch(in, own);
-    subject.route(exec), subject.attend(in, exec);  // grows the workspace
+    scratch.reserve(subject.measure_scratch(in, own));
     subject.reserve(rounds);
   }
 

@@ -40,12 +40,11 @@ double seconds_a_call(long calls, bool one_thread, F&& call) {
   return time.seconds() / static_cast<double>(calls);
 }
 
-/// Calls to be timed together: enough for the clock to see them.
+/// Calls to be timed together, so that they take so many seconds.
 template <class F>
-long calls_to_time(bool one_thread, F&& call) {
-  constexpr double enough = 2e-3;
+long calls_to_time(bool one_thread, double seconds, F&& call) {
   for (long calls = 1;; calls *= 2)
-    if (seconds_a_call(calls, one_thread, call) * static_cast<double>(calls) >= enough)
+    if (seconds_a_call(calls, one_thread, call) * static_cast<double>(calls) >= seconds)
       return calls;
 }
 
