@@ -105,8 +105,14 @@ inline double measure_amx_peak() {
   _tile_loadconfig(&config);
   constexpr int repetitions = 100'000, products = 4;
   const double rate = best_rate(2.0 * 16 * 16 * 32 * products * repetitions, 20, [&] {
-    _tile_zero(0), _tile_zero(1), _tile_zero(2), _tile_zero(3);
-    _tile_zero(4), _tile_zero(5), _tile_zero(6), _tile_zero(7);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
     for (int r = 0; r < repetitions; ++r) {
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
