@@ -21,7 +21,7 @@ using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 constexpr index_t d_model = 768, d_group = 16, groups = 8;
 
 bench::router_inputs<float> make_inputs(index_t tokens) {
-  return {tokens, d_model, d_group, groups};
+  return {tokens, d_model, d_group};
 }
 
 /// The allocations of a call, once warm, with a workspace.
@@ -59,7 +59,7 @@ void centroid_scores(benchmark::State& state) {
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
   run(state, [&] {
-    focus::centroid_scores(in.hidden(), in.params(),
+    focus::centroid_scores(in.hidden(), in.params(groups),
                            focus::matrix_view<float>(scores.data(), {in.tokens(), groups}), exec);
   });
 }
@@ -70,7 +70,9 @@ void route(benchmark::State& state) {
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
-  run(state, [&] { focus::route(in.hidden(), in.params(), in.potentials(), 1, masks, {}, exec); });
+  run(state, [&] {
+    focus::route(in.hidden(), in.params(groups), in.potentials(groups), 1, masks, {}, exec);
+  });
 }
 
 void sinkhorn(benchmark::State& state) {

@@ -57,20 +57,18 @@ struct comparison {
   index_t rounds;
 };
 
-/// One sparse case and all that its calls need. The masks that the router finds are not used: the
+/// One sparse case and what its calls need. The masks that the router finds are not used: the
 /// time that it takes does not depend on them.
 template <class T>
 class sparse_subject {
  public:
-  sparse_subject(const sparse_case& what, const attention_setting& s)
-      : case_(what),
-        router_(s.tokens, s.d_model, s.d_group, what.groups),
-        found_(static_cast<std::size_t>(s.tokens)) {}
+  sparse_subject(const sparse_case& what, const router_inputs<T>& router)
+      : case_(what), router_(router), found_(static_cast<std::size_t>(router.tokens())) {}
 
   template <class Exec>
   void route(Exec& exec) {
     for (int side = 0; side < (case_.key.empty() ? 1 : 2); ++side)
-      focus::route(router_.hidden(), router_.params(), router_.potentials(),
+      focus::route(router_.hidden(), router_.params(case_.groups), router_.potentials(case_.groups),
                    static_cast<int>(case_.top_k), found_, {}, exec);
   }
   void plan() {
@@ -132,7 +130,7 @@ class sparse_subject {
 
  private:
   const sparse_case& case_;
-  router_inputs<T> router_;
+  const router_inputs<T>& router_;
   mask_list found_;
   focus::routing_plan plan_;
   std::vector<double> route_, plan_seconds_, attend_;
@@ -148,6 +146,7 @@ std::vector<comparison> compare_with_dense(const attention_setting& s,
                                            const std::vector<sparse_case>& cases, index_t rounds,
                                            double seconds) {
   attention_inputs<T> in(s.heads, s.kv_heads, s.tokens, s.head_dim);
+  const router_inputs<T> router(s.tokens, s.d_model, s.d_group);
   executor own = make_executor(s.threads);
   focus::workspace scratch;
   auto exec = focus::with_workspace(own, scratch);
@@ -163,7 +162,7 @@ std::vector<comparison> compare_with_dense(const attention_setting& s,
       first.seconds() > time_to_see ? 1 : calls_to_time(one_thread, time_to_see, dense);
   std::deque<sparse_subject<T>> subjects;  // deque: they stay where they are
   for (const sparse_case& c : cases) {
-    sparse_subject<T>& subject = subjects.emplace_back(c, s);
+    sparse_subject<T>& subject = subjects.emplace_back(c, router);
     scratch.reserve(subject.measure_scratch(in, own));
     subject.reserve(rounds);
   }

@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <focus/centroids.hpp>
+#include <focus/options.hpp>
 #include <focus/scalar.hpp>
 #include <focus/tensor_view.hpp>
 
@@ -52,36 +54,37 @@ class attention_inputs {
 };
 
 /// What the router of one layer reads: hidden states of storage type T and its own weights, in
-/// float, with the potentials at zero.
+/// float, for any number of groups; the potentials are zero.
 template <class T = float>
 class router_inputs {
  public:
-  router_inputs(index_t tokens, index_t d_model, index_t d_group, index_t groups)
+  router_inputs(index_t tokens, index_t d_model, index_t d_group)
       : tokens_(tokens),
         d_model_(d_model),
         d_group_(d_group),
-        groups_(groups),
         hidden_(made_up<T>(tokens * d_model, 1)),
         projection_(made_up(d_model * d_group, 2)),
-        centroids_(made_up(groups * d_group, 3)),
-        potentials_(static_cast<std::size_t>(groups)) {}
+        centroids_(made_up(focus::max_groups * d_group, 3)) {}
 
   focus::matrix_view<const T> hidden() const { return {hidden_.data(), {tokens_, d_model_}}; }
   focus::matrix_view<const float> projection() const {
     return {projection_.data(), {d_model_, d_group_}};
   }
-  focus::centroid_params<float> params() const {
+  focus::centroid_params<float> params(index_t groups) const {
     return {.projection = projection(),
-            .centroids = {centroids_.data(), {groups_, d_group_}},
+            .centroids = {centroids_.data(), {groups, d_group_}},
             .metric = focus::similarity::cosine};
   }
-  const std::vector<float>& potentials() const { return potentials_; }
+  std::span<const float> potentials(index_t groups) const {
+    return std::span(potentials_).first(static_cast<std::size_t>(groups));
+  }
   index_t tokens() const { return tokens_; }
 
  private:
-  index_t tokens_, d_model_, d_group_, groups_;
+  index_t tokens_, d_model_, d_group_;
   std::vector<T> hidden_;
-  std::vector<float> projection_, centroids_, potentials_;
+  std::vector<float> projection_, centroids_;
+  std::array<float, focus::max_groups> potentials_{};
 };
 
 /// Pairs (i, j) with j <= i.

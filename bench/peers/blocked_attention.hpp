@@ -42,13 +42,12 @@ class online_softmax {
     std::fill(o, o + rows * value_dim, 0.0f);
   }
 
-  /// One row of scores in units of log2: the first `visible` of `size` count. stride-padded to
-  /// whole vectors.
+  /// One row of scores in units of log2, of which the first `visible` of `size` count.
   void weigh(index_t row, float* scores, index_t visible, index_t size) {
     using vec = focus::detail::vec<float>;
     constexpr index_t lanes = vec::width;
-    std::fill(scores + visible, scores + size, -std::numeric_limits<float>::infinity());
     if (visible == 0) return std::fill(scores, scores + size, 0.0f);
+    std::fill(scores + visible, scores + size, -std::numeric_limits<float>::infinity());
     const auto r = static_cast<std::size_t>(row);
     float largest = maxima_[r];
     index_t j = 0;
