@@ -1,6 +1,7 @@
 // Dense and windowed attention against the textbook, and what the contract says of every attention
 // function.
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <vector>
@@ -132,6 +133,36 @@ TEST_CASE("attention: scale and softcap") {
     for (const storage type : {storage::float32, storage::float64})
       for (const index_t window : {index_t{6}, focus::unlimited_window})
         check({.pattern = {.window = window, .sink_tokens = 2}, .score = score, .type = type});
+}
+
+TEST_CASE("attention: scale and softcap at the ends of the range") {
+  constexpr float most = (std::numeric_limits<float>::max)();
+  for (const storage type : {storage::float32, storage::float64})
+    for (const focus::score_options score : {focus::score_options{.softcap = 3e38f},
+                                             {.softcap = most},
+                                             {.softcap = std::numeric_limits<float>::infinity()},
+                                             {.softcap = 1e-30f},
+                                             {.softcap = 1e-42f},
+                                             {.scale = 1e-42f},
+                                             {.scale = 1e-42f, .softcap = 2.0f}})
+      check({.score = score, .type = type});
+  // A finite scale times a score of 0 is 0, however large the scale: equal weights.
+  attention_case c{.score = {.scale = most}, .query_magnitude = 0};
+  check(c);
+  c.score.softcap = 5.0f;
+  check(c);
+}
+
+TEST_CASE("attention: a sum that underflows is 0, not -0") {
+  // The one key that weighs anything has a value of -1e-45 or so: rounded to 0 by its weight.
+  const std::vector<float> q{0.0f}, k{0.0f, 0.0f}, v{-1e-45f, -0.0f};
+  std::vector<float> out{7.0f};
+  focus::attention(focus::tensor_view<const float, 3>(q.data(), {1, 1, 1}),
+                   focus::tensor_view<const float, 3>(k.data(), {1, 2, 1}),
+                   focus::tensor_view<const float, 3>(v.data(), {1, 2, 1}),
+                   focus::tensor_view<float, 3>(out.data(), {1, 1, 1}));
+  CHECK(out[0] == 0.0f);
+  CHECK(!std::signbit(out[0]));
 }
 
 TEST_CASE("attention: huge scores") {

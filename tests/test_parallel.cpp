@@ -145,6 +145,12 @@ TEST_CASE("with_workspace refers to an executor that has a name, and keeps one t
   check_loops(kept);
   const focus::serial_executor constant;
   check_loops(focus::with_workspace(constant, ws));
+  // A constant result of it, around an executor that is not constant.
+  const auto constant_result = focus::with_workspace(engine_pool, ws);
+  static_assert(focus::executor<const focus::workspace_executor<oracle::thread_executor>>);
+  CHECK(constant_result.concurrency() == 2);
+  constant_result.parallel_for(3, [](index_t, index_t) {});
+  CHECK(engine_pool.loops() == 2);
 }
 
 TEST_CASE("scratch memory: each array on cache lines of its own, in one allocation") {

@@ -118,7 +118,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     gated.begin(rows, query_factor(score), query_of);
     full.begin(rows, A{1}, query_of);
     A* const query_gates = products.queries(site.memory, site.worker);
-    pack_strips(
+    pack_query_rows(
         rows, this->groups, A{1},
         [&](index_t r) { return this->query_assignment.row(row(r)); }, query_gates);
     for (index_t r = 0; r < rows; ++r) gated.limit(r) = {0, this->pattern->visible_end(row(r))};
@@ -126,7 +126,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     gated.attend_strips(site.keys, [&](auto strip, const strip_state<A>& state, index_t first,
                                        slot_range block) {
       sum_block<strip()>(state, full.state_of(first), site.keys, block,
-                         query_gates + first * this->groups, key_gates,
+                         query_gates + first * tile_sizes<A>::depth_chunk, key_gates,
                          [&](index_t r) { return row(first + r); }, gated.scores(), full.scores(),
                          products.products(site.memory, site.worker));
     });

@@ -63,15 +63,14 @@ void check_gate_arguments(const char* function, const Arguments& args,
 /// those of its tile's queries and the products g_i . g_j of a strip.
 template <class A>
 class gate_layout {
-  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+  static constexpr int panel = tile_sizes<A>::panel;
 
  public:
   gate_layout(scratch_plan& plan, index_t workers, index_t n_k, index_t groups)
       : slots_(round_up(n_k, panel)), groups_(groups) {
     keys_at_ = plan.add<A>(slots_ * groups_);
     scratch_plan one;
-    queries_at_ = one.add<A>(padded_rows * groups_ + lanes);
+    queries_at_ = one.add<A>(query_rows_size<A>(groups_));
     products_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
@@ -275,14 +274,14 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
           tile.begin(rows, detail::query_factor(scoring),
                      [&](index_t r) { return part.q.row(head, first + r); });
           A* query_gates = gates.queries(memory, worker);
-          detail::pack_strips(
+          detail::pack_query_rows(
               rows, groups, A{1}, [&](index_t r) { return g_q.row(first + r); }, query_gates);
           for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, resolved.visible_end(first + r)};
           const auto keys = packer.head(memory, head / s.group_size());
           tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
                                        index_t strip_first, detail::slot_range block) {
             detail::attend_gated_block<strip()>(state, keys, block, scoring.softcap, gate,
-                                                query_gates + strip_first * groups, key_gates,
+                                                query_gates + strip_first * detail::tile_sizes<A>::depth_chunk, key_gates,
                                                 resolved, first + strip_first, tile.scores(),
                                                 gates.products(memory, worker));
           });

@@ -177,7 +177,10 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
       detail::query_tile<A> tile(memory, layout, worker);
       tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
       if (any_local)
-        for (index_t r = 0; r < rows.rows; ++r) tile.restore_row(r, saved_row(head, row[r]));
+        for (index_t r = 0; r < rows.rows; ++r) {
+          if (r + 4 < rows.rows) detail::prefetch_row(saved_row(head, row[r + 4]), saved_size);
+          tile.restore_row(r, saved_row(head, row[r]));
+        }
       const auto keys = cell_packer.head(memory, head / s.group_size());
       detail::attend_distant(tile, plan, rows, resolved, [&](const auto& rules) {
         tile.attend(keys, scoring.softcap, rules);

@@ -71,6 +71,18 @@ bool is_minus_infinity(float x) {
   return std::bit_cast<std::uint32_t>(x) == 0xff800000u;
 }
 
+/// The gradients with regard to Q, K, V and the assignments.
+struct gradients {
+  tensor<3> dq{{heads, tokens, head_dim}, false}, dk{{kv_heads, tokens, head_dim}, false},
+      dv{{kv_heads, tokens, value_dim}, false};
+  tensor<2> dquery{{tokens, groups}, false}, dkey{{tokens, groups}, false};
+
+  bool close_to(const gradients& other) const {
+    return dq.close_to(other.dq) && dk.close_to(other.dk) && dv.close_to(other.dv) &&
+           dquery.close_to(other.dquery) && dkey.close_to(other.dkey);
+  }
+};
+
 /// Calls f for the library and then for its reference form, with outputs of their own, and
 /// compares.
 template <class F, class G>
@@ -186,6 +198,56 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
         "merge_attention_states");
 }
 
+void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
+  tensor<3> q({heads, tokens, head_dim}), k({kv_heads, tokens, head_dim}),
+      v({kv_heads, tokens, value_dim}), out({heads, tokens, value_dim}, false),
+      dout({heads, tokens, value_dim});
+  tensor<2> lse({heads, tokens}, false), dlse({heads, tokens});
+  const focus::pattern_options pattern{.window = 9, .sink_tokens = 2};
+  {
+    gradients got, expected;
+    focus::attention(q.view(), k.view(), v.view(), out.view(), pattern, {}, lse.view());
+    focus::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(),
+                              got.dq.view(), got.dk.view(), got.dv.view(), pattern);
+    focus::reference::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(),
+                                         dout.view(), expected.dq.view(), expected.dk.view(),
+                                         expected.dv.view(), pattern);
+    check(got.close_to(expected), "attention_backward");
+  }
+  {
+    gradients got, expected;
+    const auto plan = focus::make_routing_plan(masks, pattern);
+    focus::sparse_attention(q.view(), k.view(), v.view(), plan, out.view(), {}, lse.view());
+    focus::sparse_attention_backward(q.view(), k.view(), v.view(), plan, out.view(), lse.view(),
+                                     dout.view(), got.dq.view(), got.dk.view(), got.dv.view());
+    focus::reference::sparse_attention_backward(
+        q.view(), k.view(), v.view(), plan, out.view(), lse.view(), dout.view(),
+        expected.dq.view(), expected.dk.view(), expected.dv.view());
+    check(got.close_to(expected), "sparse_attention_backward");
+  }
+  for (const auto kind : {focus::gate_kind::score, focus::gate_kind::weight}) {
+    gradients got, expected;
+    const focus::gate_options gate{.kind = kind, .sharpness = 2.0f};
+    focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(), assignment.view(),
+                               gate, out.view(), pattern, {}, lse.view());
+    focus::soft_gate_attention_backward(
+        q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
+        lse.view(), dout.view(), dlse.view(), got.dq.view(), got.dk.view(), got.dv.view(),
+        got.dquery.view(), got.dkey.view(), pattern);
+    focus::reference::soft_gate_attention_backward(
+        q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
+        lse.view(), dout.view(), dlse.view(), expected.dq.view(), expected.dk.view(),
+        expected.dv.view(), expected.dquery.view(), expected.dkey.view(), pattern);
+    check(got.close_to(expected), "soft_gate_attention_backward");
+  }
+  // The mass that an open gate keeps is all of it.
+  gradients unused;
+  const double loss = focus::retained_mass_loss(q.view(), k.view(), assignment.view(),
+                                                assignment.view(), unused.dquery.view(), {}, {},
+                                                focus::full_causal);
+  check(std::abs(loss) < 1e-5, "retained_mass_loss");
+}
+
 void check_bad_argument() {
   tensor<3> q({heads, tokens, head_dim}), out({heads, tokens, head_dim}, false);
   const auto misuse = [&] {
@@ -210,6 +272,7 @@ int main() {
   tensor<2> assignment({tokens, groups}, false);
   check_routing(masks, assignment);
   check_attention(masks, assignment);
+  check_gradients(masks, assignment);
   check_bad_argument();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -150,8 +150,7 @@ struct row_state {
 /// Scratch memory of the gradient tiles of all workers.
 template <class A>
 class gradient_tile_layout {
-  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+  static constexpr int panel = tile_sizes<A>::panel, padded_rows = tile_sizes<A>::padded_rows;
 
  public:
   gradient_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim,
@@ -160,9 +159,9 @@ class gradient_tile_layout {
     constexpr index_t stride = tile_sizes<A>::score_stride;
     const bool gated = groups > 0;
     scratch_plan one;
-    queries_at_ = one.add<A>(padded_rows * head_dim_ + lanes);
-    douts_at_ = one.add<A>(wanted.dout ? padded_rows * value_dim_ + lanes : 0);
-    gates_at_ = one.add<A>(gated ? padded_rows * groups_ + lanes : 0);
+    queries_at_ = one.add<A>(query_rows_size<A>(head_dim_));
+    douts_at_ = one.add<A>(wanted.dout ? query_rows_size<A>(value_dim_) : 0);
+    gates_at_ = one.add<A>(gated ? query_rows_size<A>(groups_) : 0);
     query_rows_at_ = one.add<A>(wanted.dk ? row_panels<A>::size(head_dim_) : 0);
     dout_rows_at_ = one.add<A>(wanted.dv ? row_panels<A>::size(value_dim_) : 0);
     gate_rows_at_ = one.add<A>(wanted.dkey_gates ? row_panels<A>::size(groups_) : 0);
@@ -234,7 +233,7 @@ class gradient_tile {
   template <class QueryOf, class StateOf>
   void begin(index_t rows, A factor, QueryOf&& query_of, StateOf&& state_of) {
     rows_ = rows;
-    pack_strips(rows, head_dim_, factor, query_of, queries_);
+    pack_query_rows(rows, head_dim_, factor, query_of, queries_);
     if (wanted_.dk) query_rows_.pack(rows, query_of);
     for (index_t r = 0; r < rows; ++r) {
       const row_state<A> state = state_of(r);
@@ -253,13 +252,13 @@ class gradient_tile {
   /// dout_of(r): row r of the gradient of the output. Left out where wanted_gradients says so.
   template <class DoutOf>
   void set_douts(DoutOf&& dout_of) {
-    pack_strips(rows_, value_dim_, A{1}, dout_of, douts_);
+    pack_query_rows(rows_, value_dim_, A{1}, dout_of, douts_);
     if (wanted_.dv) dout_rows_.pack(rows_, dout_of);
   }
   /// gate_of(r): the assignment of query row r.
   template <class GateOf>
   void set_gates(GateOf&& gate_of) {
-    pack_strips(rows_, groups_, A{1}, gate_of, gates_);
+    pack_query_rows(rows_, groups_, A{1}, gate_of, gates_);
     if (wanted_.dkey_gates) gate_rows_.pack(rows_, gate_of);
   }
 
@@ -342,14 +341,14 @@ class gradient_tile {
 
     A* const s = weights + at;
     A* const ds = slopes + at;
-    score_slots<Rows>(queries_ + first * head_dim_, keys, base, seen.end, s);
+    score_slots<Rows>(queries_ + first * tile_sizes<A>::depth_chunk, keys, base, seen.end, s);
     if (softcap > 0) cap<Rows>(s, count, softcap);
     if (wanted_.dout)
-      score_slots<Rows>(douts_ + first * value_dim_, values, base, seen.end, ds);
+      score_slots<Rows>(douts_ + first * tile_sizes<A>::depth_chunk, values, base, seen.end, ds);
     else
       for (index_t r = 0; r < Rows; ++r) fill(ds + r * stride, ds + r * stride + count, A{0});
     if constexpr (Gate::any) {
-      score_slots<Rows>(gates_ + first * groups_, gate.keys, base, seen.end, gate_slopes + at);
+      score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys, base, seen.end, gate_slopes + at);
       gate.template prepare<Rows>(limits_ + first, first, seen, base, count, gate_slopes + at);
     }
     hide_outside<Rows>(limits_ + first, seen, base, count, s);

@@ -1,7 +1,8 @@
 // Copies of Q, K and V in the order in which the tile products read them, widened to the type of
 // the sums.
 //
-//   strip        query rows side by side: [depth][rows], whose elements a tile product broadcasts
+//   query rows   of a tile: [chunks of the depth][rows][depth_chunk], whose elements a tile product
+//                broadcasts
 //   key panel    `panel` keys side by side (K^T): [depth][panel], which it loads as vectors
 //   value panel  `panel` columns of V: [slots][panel], likewise
 //
@@ -22,6 +23,20 @@
 
 namespace focus::inline FOCUS_ABI {
 namespace detail {
+
+/// Asks for a row of `width` elements that will be read soon. Rows of a cell lie apart in memory,
+/// where no hardware looks ahead.
+template <class T>
+FOCUS_ALWAYS_INLINE void prefetch_row([[maybe_unused]] const T* row,
+                                      [[maybe_unused]] index_t width) noexcept {
+#if defined(__GNUC__) || defined(__clang__)
+  constexpr index_t line = 64;
+  if (row == nullptr) return;
+  const char* const first = reinterpret_cast<const char*>(row);
+  for (index_t at = 0; at < width * static_cast<index_t>(sizeof(T)); at += line)
+    __builtin_prefetch(first + at);
+#endif
+}
 
 /// to[t * Columns + c] = factor * rows[c][t] for t < depth, c < Columns. Where a row is null, its
 /// column is filled with numbers that nobody reads (zeros when all are null). Whole vectors are
@@ -85,18 +100,35 @@ FOCUS_ALWAYS_INLINE void with_strip_rows(index_t rows, F&& f) {
     f(std::integral_constant<int, 1>{});
 }
 
-/// Packs `rows` query rows, times `factor`, into strips one behind the other. `to` has room for
-/// whole strips and a vector.
+/// Elements of a tile's packed query rows.
+template <class A>
+constexpr index_t query_rows_size(index_t depth) noexcept {
+  constexpr int chunk = tile_sizes<A>::depth_chunk;
+  return ceil_div(depth, chunk) * chunk * tile_sizes<A>::padded_rows;
+}
+
+/// Packs the query rows row_of(0) ... row_of(rows - 1), times `factor`; zeros fill up the last strip.
 template <class A, class RowOf>
-void pack_strips(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
-  using row_pointer = decltype(row_of(rows));
-  constexpr int strip_rows = tile_sizes<A>::strip_rows;
-  for (index_t first = 0; first < rows; first += strip_rows)
-    with_strip_rows<A>(rows - first, [&](auto strip) {
-      pack_rows_as_columns<strip()>(
-          [&](int c) -> row_pointer { return first + c < rows ? row_of(first + c) : nullptr; },
-          depth, factor, to + first * depth);
-    });
+void pack_query_rows(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
+  constexpr int lanes = vec<A>::width, chunk = tile_sizes<A>::depth_chunk;
+  static_assert(chunk % lanes == 0);
+  const vec<A> scale = vec<A>::broadcast(factor);
+  for (index_t first = 0; first < depth; first += chunk, to += tile_sizes<A>::padded_rows * chunk) {
+    const index_t width = (std::min<index_t>)(chunk, depth - first);
+    for (index_t r = 0; r < rows; ++r) {
+      constexpr index_t ahead = 6;
+      if (r + ahead < rows) prefetch_row(row_of(r + ahead) + first, width);
+      const auto* from = row_of(r) + first;
+      using T = std::remove_cvref_t<decltype(*from)>;
+      A* row = to + r * chunk;
+      index_t c = 0;
+      for (; c + lanes <= width; c += lanes)
+        (detail::load_widened<T, A>(from + c) * scale).store(row + c);
+      if (c < width)
+        (detail::load_widened_partial<T, A>(from + c, width - c) * scale).store(row + c);
+    }
+    fill(to + rows * chunk, to + round_up(rows, tile_sizes<A>::strip_rows) * chunk, A{0});
+  }
 }
 
 /// Spreads one row (zeros where it is null) over panels: element c goes to panel c / panel, row
@@ -183,6 +215,13 @@ class key_packer {
       const index_t first = task % tasks_a_head * task_panels;
       const index_t last = (std::min)(first + task_panels, panels);
       for (index_t p = first; p < last; ++p) {
+        // The next panel's keys, which may be scattered tokens.
+        for (index_t slot = (p + 1) * panel; p + 1 < last && slot < (p + 2) * panel; ++slot) {
+          const index_t token = token_of(slot);
+          if (token < 0) continue;
+          prefetch_row(k.row(kv_head, token), head_dim_);
+          prefetch_row(v.row(kv_head, token), value_dim_);
+        }
         pack_rows_as_columns<panel>(
             [&](int c) -> const TK* {
               const index_t token = token_of(p * panel + c);

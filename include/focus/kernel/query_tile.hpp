@@ -21,15 +21,14 @@ namespace detail {
 /// Scratch memory of the tiles of all workers.
 template <class A>
 class query_tile_layout {
-  static constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  /// The last strip may be filled up with rows that do not exist.
-  static constexpr int padded_rows = tile_sizes<A>::tile_rows + tile_sizes<A>::strip_rows;
+  static constexpr int panel = tile_sizes<A>::panel;
+  static constexpr int padded_rows = tile_sizes<A>::padded_rows;
 
  public:
   query_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim)
       : head_dim_(head_dim), value_dim_(value_dim), acc_stride_(round_up(value_dim, panel)) {
     scratch_plan one;
-    queries_at_ = one.add<A>(padded_rows * head_dim_ + lanes);
+    queries_at_ = one.add<A>(query_rows_size<A>(head_dim_));
     acc_at_ = one.add<A>(padded_rows * acc_stride_);
     top_at_ = one.add<A>(padded_rows);
     sum_at_ = one.add<A>(padded_rows);
@@ -75,7 +74,7 @@ class query_tile {
   template <class RowOf>
   void begin(index_t rows, A factor, RowOf&& row_of) {
     rows_ = rows;
-    pack_strips(rows, head_dim_, factor, row_of, queries_);
+    pack_query_rows(rows, head_dim_, factor, row_of, queries_);
     const index_t padded = rows + strip_rows;
     fill(top_, top_ + padded, minus_infinity<A>());
     fill(sum_, sum_ + padded, A{0});
@@ -101,7 +100,7 @@ class query_tile {
 
   /// The strip that begins with row `first`.
   [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
-    return {queries_ + first * head_dim_, limits_ + first, top_ + first, sum_ + first,
+    return {queries_ + first * tile_sizes<A>::depth_chunk, limits_ + first, top_ + first, sum_ + first,
             acc_ + first * acc_stride_,   acc_stride_};
   }
 
@@ -130,15 +129,21 @@ class query_tile {
     constexpr int lanes = tile_sizes<A>::lanes;
     const A* acc = acc_ + r * acc_stride_;
     const bool nothing_seen = sum_[r] == A{0};
-    const vec<A> factor = vec<A>::broadcast(nothing_seen ? A{0} : A{1} / sum_[r]);
-    for (index_t c = 0; c < value_dim_; c += lanes) {
-      // A value that came with a weight of 0 may have been infinite: zeros are written, not
-      // multiplied by.
+    const vec<A> factor = vec<A>::broadcast(A{1} / sum_[r]);
+    index_t c = 0;
+    if (!nothing_seen) {
       // Adding 0 turns -0 into 0: a sum that began with underflow may have either sign.
-      const vec<A> x =
-          nothing_seen ? vec<A>::zero() : fma(vec<A>::load(acc + c), factor, vec<A>::zero());
-      detail::store_narrowed(x, out + c, (std::min<index_t>)(lanes, value_dim_ - c));
+      for (; c + lanes <= value_dim_; c += lanes)
+        detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c, lanes);
+      if (c < value_dim_)
+        detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c,
+                               value_dim_ - c);
+      return;
     }
+    // A value that came with a weight of 0 may have been infinite: zeros are written, not
+    // multiplied by.
+    for (; c < value_dim_; c += lanes)
+      detail::store_narrowed(vec<A>::zero(), out + c, (std::min<index_t>)(lanes, value_dim_ - c));
   }
   /// Its logsumexp, natural logarithm; exactly -inf when nothing was seen.
   [[nodiscard]] A logsumexp(index_t r) const {

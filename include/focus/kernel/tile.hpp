@@ -50,11 +50,17 @@ FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
 /// it.
 template <int Rows, int Vectors, class A>
 FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores) {
-  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride,
+                panel = tile_sizes<A>::panel, chunk = tile_sizes<A>::depth_chunk;
   vec<A> sum[Rows][Vectors];
   static_for<Rows * Vectors>(
       [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
-  multiply<Rows, Vectors, 1, Rows>(query, key_panel, depth, sum);
+  for (index_t first = 0; first < depth; first += chunk) {
+    multiply<Rows, Vectors, chunk, 1>(query, key_panel, (std::min<index_t>)(chunk, depth - first),
+                                      sum);
+    query += tile_sizes<A>::padded_rows * chunk;
+    key_panel += chunk * panel;
+  }
   static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
     sum[i / Vectors][i % Vectors].store(scores + i / Vectors * stride + i % Vectors * lanes);
   });
@@ -82,7 +88,7 @@ FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t 
 /// The running softmax of the rows of a strip, and what they may see of the keys at hand.
 template <class A>
 struct strip_state {
-  const A* query;           // [head_dim][rows], scaled
+  const A* query;           // its first row in the tile's packed query rows, scaled
   const slot_range* limit;  // [rows]
   A* top;                   // [rows] running maximum of the scores; -inf: nothing seen yet
   A* sum;                   // [rows] running sum of 2^(score - top)
@@ -220,6 +226,29 @@ struct strangers {
   }
 };
 
+/// Turns a row of scores into weights 2^(s - shift) (times their factors, if any) in place; returns
+/// their sum. Two vectors at a time: the exponentials of both overlap.
+template <class A, class... Factors>
+FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Factors*... factors) {
+  constexpr int lanes = vec<A>::width;
+  const vec<A> offset = vec<A>::broadcast(shift);
+  const auto weigh = [&](index_t j) FOCUS_LAMBDA_INLINE {
+    vec<A> weight = exp2<A>(vec<A>::load(row + j) - offset);
+    ((weight = weight * vec<A>::load(factors + j)), ...);
+    weight.store(row + j);
+    return weight;
+  };
+  vec<A> total = vec<A>::zero(), total_of_odd = vec<A>::zero();
+  index_t j = 0;
+  for (; j + lanes < count; j += 2 * lanes) {
+    const vec<A> even = weigh(j), odd = weigh(j + lanes);
+    total = total + even;
+    total_of_odd = total_of_odd + odd;
+  }
+  if (j < count) total = total + weigh(j);
+  return reduce_add(total + total_of_odd);
+}
+
 /// Turns scores into weights 2^(s - top) in place, after raising top to their maximum; rescale[r]
 /// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
 /// and weights of 0. factors: [rows][score_stride] or null; each weight is multiplied by its
@@ -244,17 +273,11 @@ void exponentiate(const strip_state<A>& strip, A* scores, index_t count, A* resc
   }
   for (int r = 0; r < padded_rows; r += lanes) exp2<A>(vec<A>::load(drop + r)).store(rescale + r);
   for (int r = 0; r < Rows; ++r) {
-    A* row = scores + r * tile_sizes<A>::score_stride;
-    const A* factor = factors == nullptr ? nullptr : factors + r * tile_sizes<A>::score_stride;
-    const vec<A> offset = vec<A>::broadcast(shift[r]);
-    vec<A> total = vec<A>::zero();
-    for (index_t j = 0; j < count; j += lanes) {
-      vec<A> weight = exp2<A>(vec<A>::load(row + j) - offset);
-      if (factor != nullptr) weight = weight * vec<A>::load(factor + j);
-      weight.store(row + j);
-      total = total + weight;
-    }
-    strip.sum[r] = strip.sum[r] * rescale[r] + reduce_add(total);
+    const index_t at = r * tile_sizes<A>::score_stride;
+    const A total = factors == nullptr
+                        ? exponentiate_row(shift[r], count, scores + at)
+                        : exponentiate_row(shift[r], count, scores + at, factors + at);
+    strip.sum[r] = strip.sum[r] * rescale[r] + total;
   }
 }
 

@@ -49,6 +49,12 @@ struct tile_sizes {
   /// few enough for the tile's own accumulators and packed queries (2 x tile_rows x d x sizeof(A):
   /// 48 KiB at d = 64) to stay beside it.
   static constexpr int tile_rows = 96 / strip_rows * strip_rows;
+  /// Rows for which a tile has room: its last strip may be filled up with rows that do not exist.
+  static constexpr int padded_rows = tile_rows + strip_rows;
+  /// Elements of a packed query row side by side. A strip's rows lie that far apart, a distance
+  /// known at compile time: one register addresses all of them. Rows of 256 bytes (float) fall into
+  /// different cache sets.
+  static constexpr int depth_chunk = 64;
 };
 
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
