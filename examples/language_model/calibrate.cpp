@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <random>
 #include <stdexcept>
 
 #include <Eigen/Eigenvalues>
@@ -10,15 +9,11 @@
 #include <focus/attention.hpp>
 #include <focus/sinkhorn.hpp>
 
+#include "random.hpp"
+
 namespace language_model {
 
 namespace {
-
-/// Uniform in [0, 1), the same on every platform for a seed; std::uniform_real_distribution does
-/// not promise that.
-double uniform(std::mt19937_64& random) {
-  return static_cast<double>(random() >> 11) * 0x1p-53;
-}
 
 /// The projection on the leading principal components, scaled to unit variance, and the bias that
 /// takes off the mean.

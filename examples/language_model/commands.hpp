@@ -8,6 +8,7 @@ namespace language_model {
 
 void run_perplexity(const perplexity_options& options);
 void run_calibrate(const calibrate_options& options);
+void run_train(const train_options& options);
 void run_groups(const groups_options& options);
 void run_tokens(const tokens_options& options);
 

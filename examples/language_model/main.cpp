@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
     const command_line command = parse_command_line(argc, argv);
     if (command.perplexity) run_perplexity(*command.perplexity);
     if (command.calibrate) run_calibrate(*command.calibrate);
+    if (command.train) run_train(*command.train);
     if (command.groups) run_groups(*command.groups);
     if (command.tokens) run_tokens(*command.tokens);
     return 0;

@@ -132,6 +132,76 @@ void add_calibrate(CLI::App& app, std::optional<calibrate_options>& chosen, cali
   command->callback([&chosen, &o] { chosen = o; });
 }
 
+void add_training(CLI::App& command, training_options& o) {
+  const auto count = [&](const char* names, index_t& n, index_t lowest, const char* help) {
+    command.add_option(names, n, help)->check(CLI::Range(lowest, many))->capture_default_str();
+  };
+  const auto real = [&](const char* names, float& x, float lowest, float highest,
+                        const char* help) {
+    command.add_option(names, x, help)->check(CLI::Range(lowest, highest))->capture_default_str();
+  };
+  command.add_flag("--separate-keys", o.separate_keys,
+                   "Keys get a projection and centroids of their own");
+  count("--steps", o.steps, 1, "Steps, each of one window of text");
+  count("--rows", o.rows, 1, "Query rows of a window, drawn at random, that the loss is over");
+  real("--learning-rate", o.learning_rate, 1e-8f, 1e3f, "Highest learning rate, of Adam");
+  real("--warm-up", o.warm_up, 0, 1, "Share of the steps in which the learning rate rises");
+  real("--temperature", o.temperature, 1e-3f, 1e3f, "tau of the Sinkhorn iterations");
+  command.add_option("--iterations", o.iterations, "Sinkhorn iterations")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  count("--window", o.window, focus::no_window, "w: keys with i - j <= w are always visible");
+  count("--sinks", o.sinks, 0, "First tokens that are always visible");
+  command.add_option("--seed", o.seed, "Seed of all that is drawn")->capture_default_str();
+}
+
+void add_train(CLI::App& app, std::optional<train_options>& chosen, train_options& o) {
+  CLI::App* command = app.add_subcommand(
+      "train",
+      "Trains the routers of all layers to keep the mass of full attention, from forward passes "
+      "over text; a run that was broken off continues from its checkpoint");
+  add_common(*command, o.common);
+  command->add_option("--text,--texts", o.text.texts, "Text files; windows are drawn from all")
+      ->required();
+  command->add_option("--context,--tokens", o.text.context, "Tokens in each window")
+      ->check(CLI::Range(index_t{2}, many))
+      ->capture_default_str();
+  command->add_option("--skip", o.text.skip, "Tokens left out at the beginning of each text")
+      ->check(CLI::Range(index_t{0}, many))
+      ->capture_default_str();
+  command
+      ->add_option("--groups", o.groups,
+                   "K, number of groups; a list trains routers of each from the same forward "
+                   "passes  [8]")
+      ->delimiter(',')
+      ->check(CLI::Range(index_t{1}, focus::max_groups));
+  command->add_option("--dimensions,--d-group", o.dimensions, "d_group, width of the projections")
+      ->check(CLI::Range(index_t{1}, many))
+      ->capture_default_str();
+  command->add_option("--initial", o.initial,
+                      "Router to start from, whose groups, width and similarity are then kept; may "
+                      "be given several times. If not given, centroids are first calibrated");
+  command->add_option("--similarity", o.similarity, "How tokens are compared with centroids")
+      ->check(CLI::IsMember({"cosine", "dot"}))
+      ->capture_default_str();
+  add_training(*command, o.training);
+  command
+      ->add_option("--output,-o", o.output,
+                   "Router file to write, safetensors; with several K, r.safetensors becomes "
+                   "r.k8.safetensors and so on")
+      ->required();
+  command->add_option("--checkpoint", o.checkpoint,
+                      "Checkpoint file, removed at the end  [the output's name and .checkpoint]");
+  command
+      ->add_option("--checkpoint-every", o.checkpoint_every, "Steps from checkpoint to checkpoint")
+      ->check(CLI::Range(index_t{1}, many))
+      ->capture_default_str();
+  command->add_option("--report-every", o.report_every, "Steps from line to line")
+      ->check(CLI::Range(index_t{1}, many))
+      ->capture_default_str();
+  command->callback([&chosen, &o] { chosen = o; });
+}
+
 void add_groups(CLI::App& app, std::optional<groups_options>& chosen, groups_options& o) {
   CLI::App* command = app.add_subcommand(
       "groups", "The most typical tokens of each group of a layer, and the group's share");
@@ -161,6 +231,7 @@ command_line parse_command_line(int argc, const char* const* argv) {
   command_line result;
   perplexity_options perplexity;
   calibrate_options calibrate;
+  train_options train;
   groups_options groups;
   tokens_options tokens;
   CLI::App app("A language model that reads text with full attention and with Focus attention.",
@@ -168,6 +239,7 @@ command_line parse_command_line(int argc, const char* const* argv) {
   app.require_subcommand(1);
   add_perplexity(app, result.perplexity, perplexity);
   add_calibrate(app, result.calibrate, calibrate);
+  add_train(app, result.train, train);
   add_groups(app, result.groups, groups);
   add_tokens(app, result.tokens, tokens);
   try {

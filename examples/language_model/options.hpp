@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention_method.hpp"
+#include "training.hpp"
 
 namespace language_model {
 
@@ -51,6 +52,20 @@ struct perplexity_options {
   std::string masks;
 };
 
+struct train_options {
+  common_options common;
+  text_options text;
+  std::vector<index_t> groups;  // none: 8, or those of the initial routers
+  index_t dimensions = 16;
+  std::vector<std::string> initial;
+  training_options training;  // context: that of text
+  std::string similarity = "cosine";
+  std::string output;
+  std::string checkpoint;         // empty: named after the output
+  index_t checkpoint_every = 20;  // steps
+  index_t report_every = 10;
+};
+
 struct groups_options {
   common_options common;
   text_options text;
@@ -68,6 +83,7 @@ struct tokens_options {
 struct command_line {
   std::optional<perplexity_options> perplexity;
   std::optional<calibrate_options> calibrate;
+  std::optional<train_options> train;
   std::optional<groups_options> groups;
   std::optional<tokens_options> tokens;
 };

@@ -1,5 +1,6 @@
 #include "router_file.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <functional>
@@ -98,30 +99,43 @@ class router_loader {
   const safetensors_file& file_;
 };
 
-void add_matrix(safetensors_writer& out, const std::string& name, const matrix& m) {
-  out.add(name, {m.rows(), m.cols()}, std::span(m.data(), static_cast<std::size_t>(m.size())));
-}
-
-void add_vector(safetensors_writer& out, const std::string& name, const row_vector& v) {
-  out.add(name, {v.size()}, std::span(v.data(), static_cast<std::size_t>(v.size())));
+void add_weights(safetensors_writer& out, const std::string& name, std::vector<std::int64_t> shape,
+                 std::span<const float> elements, router_precision precision) {
+  constexpr float largest_half = 65504;
+  const bool fit = std::all_of(elements.begin(), elements.end(),
+                               [](float x) { return std::abs(x) <= largest_half; });
+  if (precision == router_precision::f32 || !fit) {
+    out.add(name, std::move(shape), elements);
+    return;
+  }
+  std::vector<focus::float16> halves;
+  for (const float x : elements)
+    halves.push_back(focus::scalar_traits<focus::float16>::from_accumulator(x));
+  out.add(name, std::move(shape), std::span<const focus::float16>(halves));
 }
 
 void add_token_router(safetensors_writer& out, const std::string& prefix,
-                      const token_router& router) {
-  add_matrix(out, prefix + "projection", router.projection);
-  if (router.bias.size() > 0) add_vector(out, prefix + "bias", router.bias);
-  add_matrix(out, prefix + "centroids", router.centroids);
-  add_vector(out, prefix + "log_group_scale", router.log_group_scale);
+                      const token_router& router, router_precision precision) {
+  const auto add = [&](const char* name, std::vector<std::int64_t> shape, const auto& m,
+                       router_precision as) {
+    add_weights(out, prefix + name, std::move(shape),
+                std::span(m.data(), static_cast<std::size_t>(m.size())), as);
+  };
+  const matrix &projection = router.projection, &centroids = router.centroids;
+  add("projection", {projection.rows(), projection.cols()}, projection, precision);
+  if (router.bias.size() > 0) add("bias", {router.bias.size()}, router.bias, precision);
+  add("centroids", {centroids.rows(), centroids.cols()}, centroids, precision);
+  add("log_group_scale", {router.log_group_scale.size()}, router.log_group_scale,
+      router_precision::f32);
 }
 
-/// The shortest text that reads back as the same number.
+}  // namespace
+
 std::string number_text(float x) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof text, x).ptr;
   return {text, end};
 }
-
-}  // namespace
 
 focus::centroid_params<float> token_router::params(focus::similarity metric) const {
   return {.projection = {projection.data(), {projection.rows(), projection.cols()}},
@@ -179,7 +193,7 @@ router load_router(const std::string& path, const model_config& config) {
   return result;
 }
 
-void save_router(const router& router, const std::string& path) {
+void save_router(const router& router, const std::string& path, router_precision precision) {
   safetensors_writer out;
   for (const auto& [key, value] : router.information) out.metadata(key, value);
   out.metadata("format", format_name);
@@ -188,9 +202,9 @@ void save_router(const router& router, const std::string& path) {
   out.metadata("groups", std::to_string(router.groups()));
   out.metadata("layers", std::to_string(router.layers.size()));
   for (std::size_t l = 0; l < router.layers.size(); ++l) {
-    add_token_router(out, layer_prefix(l), router.layers[l].query);
+    add_token_router(out, layer_prefix(l), router.layers[l].query, precision);
     if (router.layers[l].key)
-      add_token_router(out, layer_prefix(l) + "key_", *router.layers[l].key);
+      add_token_router(out, layer_prefix(l) + "key_", *router.layers[l].key, precision);
   }
   out.write(path);
 }

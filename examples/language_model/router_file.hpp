@@ -59,6 +59,15 @@ struct router {
 /// Throws file_error when the file is damaged, or is not made for the model; then both shapes are
 /// named.
 router load_router(const std::string& path, const model_config& config);
-void save_router(const router& router, const std::string& path);
+
+/// The shortest text that reads back as the same number.
+std::string number_text(float x);
+
+/// How weights are stored. Half precision rounds them to 11 bits; potentials, which are few, stay
+/// in F32, and so does a tensor with an element that F16 cannot hold.
+enum class router_precision { f32, f16 };
+/// Throws file_error.
+void save_router(const router& router, const std::string& path,
+                 router_precision precision = router_precision::f32);
 
 }  // namespace language_model

@@ -160,6 +160,11 @@ void safetensors_writer::add(const std::string& name, std::vector<std::int64_t> 
 }
 
 void safetensors_writer::add(const std::string& name, std::vector<std::int64_t> shape,
+                             std::span<const focus::float16> elements) {
+  entries_[name] = {"F16", std::move(shape), bytes_of(elements)};
+}
+
+void safetensors_writer::add(const std::string& name, std::vector<std::int64_t> shape,
                              std::span<const std::uint64_t> elements) {
   entries_[name] = {"U64", std::move(shape), bytes_of(elements)};
 }

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include <focus/scalar.hpp>
+
 #include "mapped_file.hpp"
 
 namespace language_model {
@@ -46,6 +48,8 @@ class safetensors_writer {
   void metadata(const std::string& key, const std::string& value) { metadata_[key] = value; }
   void add(const std::string& name, std::vector<std::int64_t> shape,
            std::span<const float> elements);
+  void add(const std::string& name, std::vector<std::int64_t> shape,
+           std::span<const focus::float16> elements);
   void add(const std::string& name, std::vector<std::int64_t> shape,
            std::span<const std::uint64_t> elements);
 

@@ -64,8 +64,63 @@ TEST_CASE("options: defaults") {
   CHECK(calibrate.calibrate->groups == 8);
 }
 
+TEST_CASE("options: training") {
+  const command_line command = parse({"train",
+                                      "--model",
+                                      "m",
+                                      "--text",
+                                      "a",
+                                      "b",
+                                      "--groups",
+                                      "8,16",
+                                      "--separate-keys",
+                                      "--steps",
+                                      "200",
+                                      "--tokens",
+                                      "512",
+                                      "--rows",
+                                      "128",
+                                      "--learning-rate",
+                                      "0.001",
+                                      "--warm-up",
+                                      "0.1",
+                                      "--iterations",
+                                      "30",
+                                      "--d-group",
+                                      "32",
+                                      "--window",
+                                      "64",
+                                      "--sinks",
+                                      "2",
+                                      "--seed",
+                                      "5",
+                                      "--checkpoint",
+                                      "c",
+                                      "-o",
+                                      "r"});
+  REQUIRE(command.train);
+  const train_options& o = *command.train;
+  CHECK(o.text.texts == std::vector<std::string>{"a", "b"});
+  CHECK(o.text.context == 512);
+  CHECK(o.groups == std::vector<index_t>{8, 16});
+  CHECK(o.dimensions == 32);
+  CHECK(o.training.separate_keys);
+  CHECK(o.training.steps == 200);
+  CHECK(o.training.rows == 128);
+  CHECK(o.training.learning_rate == 0.001f);
+  CHECK(o.training.warm_up == 0.1f);
+  CHECK(o.training.iterations == 30);
+  CHECK(o.training.window == 64);
+  CHECK(o.training.sinks == 2);
+  CHECK(o.training.seed == 5);
+  CHECK(o.checkpoint == "c");
+  CHECK(o.output == "r");
+  CHECK(message_of({"train", "--model", "m", "--text", "t", "-o", "r", "--steps", "0"}).exit_code ==
+        2);
+}
+
 TEST_CASE("options: help is not an error, wrong usage is, with exit code 2") {
-  for (const char* command : {"perplexity", "calibrate", "groups", "tokens"}) {
+  for (const char* command : {"perplexity", "calibrate", "train", "groups", "tokens"}) {
     const usage_message help = message_of({command, "--help"});
     CHECK(help.exit_code == 0);
     CHECK(contains(help.text, "--model"));

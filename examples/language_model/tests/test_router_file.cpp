@@ -134,6 +134,23 @@ TEST_CASE("router file: F16 and BF16 are widened") {
         std::vector<float>{1, -2});
 }
 
+TEST_CASE("router file: half precision rounds what fits, and keeps the rest") {
+  router saved = random_router();
+  saved.layers[1].query.centroids(0, 0) = 1e6f;
+  const temporary_file file;
+  save_router(saved, file.path(), router_precision::f16);
+  const router loaded = load_router(file.path(), config);
+  const safetensors_file raw(file.path());
+  CHECK(raw.tensors().at("layers.1.key_projection").dtype == "F16");
+  CHECK(raw.tensors().at("layers.1.centroids").dtype == "F32");
+  CHECK(raw.tensors().at("layers.0.log_group_scale").dtype == "F32");
+  CHECK(loaded.layers[1].query.centroids == saved.layers[1].query.centroids);
+  CHECK(loaded.layers[0].query.log_group_scale == saved.layers[0].query.log_group_scale);
+  const matrix &a = loaded.layers[0].query.projection, &b = saved.layers[0].query.projection;
+  CHECK(a != b);
+  CHECK(((a - b).array().abs() <= b.array().abs() * 0x1p-11f + 0x1p-25f).all());
+}
+
 TEST_CASE("router file: files cut or damaged anywhere give one clear line") {
   parts p;
   p.add_layer("layers.0.", 6, 2, 1);
