@@ -18,13 +18,15 @@ constexpr double last_share = 0.1;
 void adam_step::update(std::span<float> parameters, std::span<const float> gradient,
                        std::span<float> first_moment, std::span<float> second_moment) const {
   constexpr auto b1 = static_cast<float>(first_decay), b2 = static_cast<float>(second_decay);
+  constexpr auto c1 = static_cast<float>(1 - first_decay),
+                 c2 = static_cast<float>(1 - second_decay);
   const auto t = static_cast<double>(number);
   const auto first_scale = static_cast<float>(1 / (1 - std::pow(first_decay, t)));
   const auto second_scale = static_cast<float>(1 / (1 - std::pow(second_decay, t)));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const float g = gradient[i];
-    first_moment[i] = b1 * first_moment[i] + (1 - b1) * g;
-    second_moment[i] = b2 * second_moment[i] + (1 - b2) * g * g;
+    first_moment[i] = b1 * first_moment[i] + c1 * g;
+    second_moment[i] = b2 * second_moment[i] + c2 * g * g;
     parameters[i] -= learning_rate * first_moment[i] * first_scale /
                      (std::sqrt(second_moment[i] * second_scale) + tiny);
   }

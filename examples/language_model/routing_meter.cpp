@@ -66,6 +66,7 @@ void routing_meter::measure_mass(const attention_call& call, const std::vector<i
                                  index_t groups, bool separate) {
   one_hot(query_masks_, groups, query_groups_);
   if (separate) one_hot(key_masks_, groups, key_groups_);
+  measured_layers_ += 1;
   hard_loss_ += focus::retained_mass_loss(
       call.q, call.k, query_groups_, separate ? key_groups_ : query_groups_, {}, {}, rows,
       objective_.pattern, {}, focus::with_workspace(pool_, workspace_));
@@ -75,7 +76,7 @@ training_report routing_meter::report() {
   const auto layers = static_cast<double>(query_sizes_.size());
   training_report result;
   result.loss = loss_ / (layers * static_cast<double>(std::max<index_t>(steps_, 1)));
-  result.hard_loss = hard_loss_ / layers;
+  result.hard_loss = hard_loss_ / std::max(measured_layers_, 1.0);
   result.pairs = causal_pairs_ > 0 ? pairs_ / causal_pairs_ : 0;
   for (std::size_t l = 0; l < query_sizes_.size(); ++l) {
     const double worst = std::max(imbalance(query_sizes_[l]), imbalance(key_sizes_[l]));
@@ -86,7 +87,7 @@ training_report routing_meter::report() {
   }
   for (auto* sizes : {&query_sizes_, &key_sizes_})
     for (counts& of_layer : *sizes) of_layer.clear();
-  loss_ = hard_loss_ = pairs_ = causal_pairs_ = 0;
+  loss_ = hard_loss_ = measured_layers_ = pairs_ = causal_pairs_ = 0;
   steps_ = 0;
   return result;
 }

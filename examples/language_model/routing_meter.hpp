@@ -13,7 +13,7 @@ namespace language_model {
 /// Means over the steps since the last report.
 struct training_report {
   double loss = 0;       // over the layers; exp(-loss) is the mass kept by the soft assignment
-  double hard_loss = 0;  // of the step that was measured in full: the same by top-1 routing
+  double hard_loss = 0;  // of the steps measured in full: the same by top-1 routing
   double pairs = 0;      // computed by top-1 routing, as a share of all causal pairs
   /// The largest group's tokens over those of an even share, queries and keys taken apart: 1 at
   /// best. Mean over the layers, and of the worst of them.
@@ -57,7 +57,7 @@ class routing_meter {
   matrix query_groups_, key_groups_;  // one-hot
 
   std::vector<counts> query_sizes_, key_sizes_;  // of each layer
-  double loss_ = 0, hard_loss_ = 0, pairs_ = 0, causal_pairs_ = 0;
+  double loss_ = 0, hard_loss_ = 0, measured_layers_ = 0, pairs_ = 0, causal_pairs_ = 0;
   index_t steps_ = 0;
 };
 
