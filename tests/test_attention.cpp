@@ -154,8 +154,8 @@ TEST_CASE("attention: scale and softcap at the ends of the range") {
 }
 
 TEST_CASE("attention: a sum that underflows is 0, not -0") {
-  // The one key that weighs anything has a value of -1e-45 or so: rounded to 0 by its weight.
-  const std::vector<float> q{0.0f}, k{0.0f, 0.0f}, v{-1e-45f, -0.0f};
+  // The second key weighs e^-30, and its share of the smallest negative number underflows.
+  const std::vector<float> q{1.0f}, k{0.0f, -30.0f}, v{0.0f, -1e-45f};
   std::vector<float> out{7.0f};
   focus::attention(focus::tensor_view<const float, 3>(q.data(), {1, 1, 1}),
                    focus::tensor_view<const float, 3>(k.data(), {1, 2, 1}),
