@@ -12,7 +12,7 @@ build=${BUILD_DIR:-$root/build-examples}
 data=$here/language_model/data
 model=$data/SmolLM2-135M-Instruct.Q4_1.gguf
 router=$data/emma-8-groups.safetensors
-packages="g++ make cmake pkg-config libeigen3-dev libpcre2-dev libcli11-dev nlohmann-json3-dev"
+packages="g++ make cmake pkg-config libeigen3-dev libpcre2-dev libcli11-dev nlohmann-json3-dev python3 python3-pip"
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {

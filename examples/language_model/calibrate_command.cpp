@@ -3,12 +3,14 @@
 #include "calibrate.hpp"
 #include "commands.hpp"
 #include "loaded_model.hpp"
+#include "mapped_file.hpp"
 #include "progress.hpp"
 #include "stopwatch.hpp"
 
 namespace language_model {
 
 void run_calibrate(const calibrate_options& options) {
+  require_writable(options.output);
   const stopwatch time;
   loaded_model loaded(options.common);
 

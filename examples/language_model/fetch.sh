@@ -20,14 +20,13 @@ fail() {
   exit 1
 }
 
+# Before anything is done as root: its own messages go to a file.
+need_root() {
+  [ "$(id -u)" -eq 0 ] || command -v sudo >/dev/null 2>&1 || fail "$1 is missing; to be installed first, as root: $1"
+}
+
 as_root() {
-  if [ "$(id -u)" -eq 0 ]; then
-    "$@"
-  elif command -v sudo >/dev/null 2>&1; then
-    sudo "$@"
-  else
-    fail "'$*' needs root, and there is no sudo here"
-  fi
+  if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
 
 update_once() {
@@ -42,6 +41,7 @@ need_apt() {
 
 install_package() {
   need_apt "$1"
+  need_root "$1"
   update_once
   say "installing $1"
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$1" \
@@ -76,10 +76,12 @@ fi
 if ! have_novels; then
   command -v python3 >/dev/null 2>&1 || install_package python3
   need_apt "$novels_package"
-  apt-cache show "$novels_package" >/dev/null 2>&1 || update_once
+  # The lists of packages, where there are none yet; only root can fetch them.
+  apt-cache show "$novels_package" >/dev/null 2>&1 || { need_root "the list of Debian's packages"; update_once; }
   say "downloading Debian's package $novels_package (2 MB)"
   # apt's own download user may not enter $work: the warning that it then downloads as root is no news.
   (cd "$work" && apt-get download "$novels_package") >"$work/apt.log" 2>&1 || {
+    need_root "an up-to-date list of Debian's packages"
     update_once
     (cd "$work" && apt-get download "$novels_package") >"$work/apt.log" 2>&1 ||
       { tail -n 3 "$work/apt.log" >&2; fail "cannot have Debian's package $novels_package: no novels"; }

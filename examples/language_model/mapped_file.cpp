@@ -2,8 +2,10 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,19 +53,60 @@ std::string read_file(const std::string& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-void write_file(const std::string& path, std::string_view content) {
-  const std::string temporary = path + "." + std::to_string(::getpid()) + ".part";
-  const auto fail = [&] {
-    const std::string problem = std::string("cannot write: ") + std::strerror(errno);
-    ::unlink(temporary.c_str());
-    throw file_error(path, problem);
-  };
-  std::FILE* file = std::fopen(temporary.c_str(), "wb");
-  if (file == nullptr) fail();
+namespace {
+
+[[noreturn]] void fail_to_write(const std::string& path) {
+  throw file_error(path, std::string("cannot write: ") + std::strerror(errno));
+}
+
+bool write_through(const char* path, std::string_view content) {
+  std::FILE* file = std::fopen(path, "wb");
+  if (file == nullptr) return false;
   const bool written = std::fwrite(content.data(), 1, content.size(), file) == content.size();
-  const bool closed = std::fclose(file) == 0;
-  if (!written || !closed) fail();
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) fail();
+  return (std::fclose(file) == 0) && written;
+}
+
+/// Where a new file of that name would go: behind symbolic links, if the file is there.
+std::string target_of(const std::string& path) {
+  char* const resolved = ::realpath(path.c_str(), nullptr);
+  if (resolved == nullptr) return path;
+  const std::string target = resolved;
+  std::free(resolved);
+  return target;
+}
+
+bool is_special(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+}
+
+std::string temporary_name(const std::string& target) {
+  return target + "." + std::to_string(::getpid()) + ".part";
+}
+
+}  // namespace
+
+void write_file(const std::string& path, std::string_view content) {
+  // A device or a pipe is written to, not replaced.
+  if (is_special(path)) {
+    if (!write_through(path.c_str(), content)) fail_to_write(path);
+    return;
+  }
+  const std::string target = target_of(path), temporary = temporary_name(target);
+  if (!write_through(temporary.c_str(), content) ||
+      std::rename(temporary.c_str(), target.c_str()) != 0) {
+    const int problem = errno;
+    ::unlink(temporary.c_str());
+    errno = problem;
+    fail_to_write(path);
+  }
+}
+
+void require_writable(const std::string& path) {
+  if (path.empty() || is_special(path)) return;
+  const std::string temporary = temporary_name(target_of(path));
+  if (!write_through(temporary.c_str(), {})) fail_to_write(path);
+  ::unlink(temporary.c_str());
 }
 
 std::string in_quotes(std::string_view text) {

@@ -37,9 +37,13 @@ class mapped_file {
 /// The whole content of a file. Throws file_error.
 std::string read_file(const std::string& path);
 
-/// Writes a file through a temporary one beside it, so that the name never stands for half a file.
-/// Throws file_error.
+/// Writes a file through a temporary one beside it, so that the name never stands for half a file;
+/// straight into what is a device or a pipe. Throws file_error.
 void write_file(const std::string& path, std::string_view content);
+
+/// Throws file_error where write_file(path, ...) would: to be asked before hours of work. An empty
+/// path is none.
+void require_writable(const std::string& path);
 
 /// Text from a file, fit to be shown in a message: quoted, shortened, with unprintable bytes as
 /// \xNN.

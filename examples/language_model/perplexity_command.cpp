@@ -59,6 +59,8 @@ class perplexity_table {
   }
 
   void run() {
+    require_writable(options_.json);
+    require_writable(options_.masks);
     load_routers();
     plan_rows();
     std::printf(

@@ -8,6 +8,7 @@
 #include "calibrate.hpp"
 #include "commands.hpp"
 #include "loaded_model.hpp"
+#include "mapped_file.hpp"
 #include "progress.hpp"
 #include "stopwatch.hpp"
 #include "training.hpp"
@@ -35,6 +36,8 @@ class train_run {
     settings_.metric =
         options.similarity == "dot" ? focus::similarity::dot : focus::similarity::cosine;
     checkpoint_ = options.checkpoint.empty() ? options.output + ".checkpoint" : options.checkpoint;
+    require_writable(options.output);
+    require_writable(checkpoint_);
     for (const std::string& path : options.text.texts) {
       tokens_.push_back(loaded_.read_text(path, options.text));
       // One window at least, or the text is refused by name.

@@ -7,6 +7,10 @@
 //   off; must not return.
 #pragma once
 
+#if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)
+#error "focus needs C++20: compile with -std=c++20."
+#endif
+
 #define FOCUS_VERSION_MAJOR 0
 #define FOCUS_VERSION_MINOR 1
 #define FOCUS_VERSION_PATCH 0

@@ -1,6 +1,8 @@
 // Focus sparse attention on CPUs (arXiv 2604.03260). Read in the order of the method:
 #pragma once
 
+#include "focus/config.hpp"  // version, instruction set
+
 // hidden states to groups
 #include "focus/centroids.hpp"     // centroid scores S = (H W_g) C^T                       Eq. 1
 #include "focus/sinkhorn.hpp"      // balanced soft assignment; the causal form of it
