@@ -4,43 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "loops.hpp"
+
 namespace language_model {
-
-namespace {
-
-/// Rows a task of element-wise work.
-constexpr index_t row_chunk = 64;
-/// Rows and outputs a task of a matrix product: large enough that packing both operands costs
-/// little beside multiplying them, small enough to keep many threads busy. Fixed, so that results
-/// do not depend on the number of threads.
-constexpr index_t product_rows = 256, product_outputs = 512;
-
-constexpr index_t ceil_div(index_t a, index_t b) {
-  return (a + b - 1) / b;
-}
-
-/// Calls body(first_row, rows) for all rows, in chunks.
-template <class Body>
-void for_row_chunks(index_t rows, thread_pool& pool, Body&& body) {
-  pool.parallel_for(ceil_div(rows, row_chunk), [&](index_t task, index_t) {
-    const index_t first = task * row_chunk;
-    body(first, std::min(row_chunk, rows - first));
-  });
-}
-
-/// Calls body(first_row, rows, first_output, outputs) for all tiles of a product.
-template <class Body>
-void for_product_tiles(index_t rows, index_t outputs, thread_pool& pool, Body&& body) {
-  const index_t tiles_across = ceil_div(outputs, product_outputs);
-  pool.parallel_for(ceil_div(rows, product_rows) * tiles_across, [&](index_t task, index_t) {
-    const index_t row = task / tiles_across * product_rows;
-    const index_t output = task % tiles_across * product_outputs;
-    body(row, std::min(product_rows, rows - row), output,
-         std::min(product_outputs, outputs - output));
-  });
-}
-
-}  // namespace
 
 void rms_norm(const matrix& x, const row_vector& weight, float epsilon, matrix& normalised,
               thread_pool& pool) {
@@ -92,13 +58,22 @@ void rotary_embedding::prepare(index_t tokens) {
 }
 
 void rotary_embedding::apply(matrix& x, index_t head_dim, thread_pool& pool) {
+  rotate(x, head_dim, 1, pool);
+}
+
+void rotary_embedding::apply_backward(matrix& x, index_t head_dim, thread_pool& pool) {
+  rotate(x, head_dim, -1, pool);
+}
+
+void rotary_embedding::rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool) {
   prepare(x.rows());
   for_row_chunks(x.rows(), pool, [&](index_t first, index_t rows) {
     for (index_t t = first; t < first + rows; ++t)
       for (index_t head = 0; head < x.cols(); head += head_dim) {
         float* pair = &x(t, head);
         for (index_t i = 0; i < dimensions_ / 2; ++i, pair += 2) {
-          const float c = cosines_(t, i), s = sines_(t, i), a = pair[0], b = pair[1];
+          const float c = cosines_(t, i), s = direction * sines_(t, i);
+          const float a = pair[0], b = pair[1];
           pair[0] = a * c - b * s;
           pair[1] = a * s + b * c;
         }

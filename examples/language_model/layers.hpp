@@ -7,12 +7,22 @@
 
 #include <Eigen/Core>
 
+#include <focus/tensor_view.hpp>
+
 #include "thread_pool.hpp"
 
 namespace language_model {
 
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using row_vector = Eigen::Matrix<float, 1, Eigen::Dynamic>;
+
+/// The heads of a matrix [tokens, heads * head_dim], as a view [heads, tokens, head_dim].
+inline focus::tensor_view<float, 3> by_head(matrix& x, index_t head_dim) {
+  return {x.data(), {x.cols() / head_dim, x.rows(), head_dim}, {head_dim, x.cols(), 1}};
+}
+inline focus::tensor_view<const float, 3> by_head(const matrix& x, index_t head_dim) {
+  return {x.data(), {x.cols() / head_dim, x.rows(), head_dim}, {head_dim, x.cols(), 1}};
+}
 
 /// normalised[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight.
 void rms_norm(const matrix& x, const row_vector& weight, float epsilon, matrix& normalised,
@@ -36,8 +46,11 @@ class rotary_embedding {
 
   /// Rotates the rows of x, [tokens, heads * head_dim]; row t stands at position t.
   void apply(matrix& x, index_t head_dim, thread_pool& pool);
+  /// The gradient on its way back, in place: the same by the negative angle.
+  void apply_backward(matrix& x, index_t head_dim, thread_pool& pool);
 
  private:
+  void rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool);
   void prepare(index_t tokens);
 
   index_t dimensions_;

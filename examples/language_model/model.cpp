@@ -198,16 +198,12 @@ void forward_pass::layer(index_t l, matrix& stream, const attention_function& at
   rotary_.apply(key_, config.head_dim, pool_);
   attended_.resize(tokens, config.heads * config.head_dim);
 
-  const auto by_head = [&](matrix& storage, index_t heads) {
-    return focus::tensor_view<float, 3>(storage.data(), {heads, tokens, config.head_dim},
-                                        {config.head_dim, heads * config.head_dim, 1});
-  };
   attend({.layer = l,
           .hidden = {normalised_.data(), {tokens, config.d_model}},
-          .q = by_head(query_, config.heads),
-          .k = by_head(key_, config.kv_heads),
-          .v = by_head(value_, config.kv_heads),
-          .out = by_head(attended_, config.heads)});
+          .q = by_head(query_, config.head_dim),
+          .k = by_head(key_, config.head_dim),
+          .v = by_head(value_, config.head_dim),
+          .out = by_head(attended_, config.head_dim)});
   add_linear(attended_, weights.attention_output, stream, pool_);
 
   rms_norm(stream, weights.feed_forward_norm, config.rms_epsilon, normalised_, pool_);

@@ -9,83 +9,39 @@
 #include "calibrate.hpp"
 #include "files.hpp"
 #include "model.hpp"
+#include "reference_model.hpp"
 #include "tiny_model.hpp"
 
 using namespace language_model;
 
 namespace {
 
-using doubles = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 /// Whether query i attends to key j <= i in a layer.
 using visible_function = std::function<bool(index_t layer, index_t i, index_t j)>;
-
-doubles norm(const doubles& x, const row_vector& weight, double epsilon) {
-  doubles y = x;
-  for (index_t t = 0; t < x.rows(); ++t)
-    y.row(t) =
-        x.row(t) / std::sqrt(x.row(t).squaredNorm() / static_cast<double>(x.cols()) + epsilon);
-  return y.array().rowwise() * weight.cast<double>().array();
-}
-
-doubles apply(const doubles& x, const matrix& weight) {
-  return x * weight.cast<double>().transpose();
-}
-
-void rotate(doubles& x, const model_config& c) {
-  for (index_t t = 0; t < x.rows(); ++t)
-    for (index_t head = 0; head < x.cols(); head += c.head_dim)
-      for (index_t i = 0; i < c.rope_dimensions; i += 2) {
-        const double angle =
-            static_cast<double>(t) *
-            std::pow(c.rope_base, -static_cast<double>(i) / static_cast<double>(c.rope_dimensions));
-        const double a = x(t, head + i), b = x(t, head + i + 1);
-        x(t, head + i) = a * std::cos(angle) - b * std::sin(angle);
-        x(t, head + i + 1) = a * std::sin(angle) + b * std::cos(angle);
-      }
-}
 
 double reference_loss(const model& m, std::span<const token_id> tokens,
                       const visible_function& visible) {
   const model_config& c = m.config();
-  const auto n = static_cast<index_t>(tokens.size());
-  doubles x(n, c.d_model);
-  for (index_t t = 0; t < n; ++t)
-    x.row(t) = m.embedding().row(tokens[static_cast<std::size_t>(t)]).cast<double>();
-  for (index_t l = 0; l < c.layers; ++l) {
-    const layer_weights& w = m.layer(l);
-    doubles h = norm(x, w.attention_norm, double{c.rms_epsilon});
-    doubles q = apply(h, w.query), k = apply(h, w.key);
-    const doubles v = apply(h, w.value);
-    rotate(q, c);
-    rotate(k, c);
-    doubles attended = doubles::Zero(n, q.cols());
+  return ::reference_loss(m, tokens, [&](const reference_call& call) {
+    doubles attended = doubles::Zero(call.q.rows(), call.q.cols());
     for (index_t head = 0; head < c.heads; ++head) {
       const index_t at = head * c.head_dim, kv_at = head / (c.heads / c.kv_heads) * c.head_dim;
-      for (index_t i = 0; i < n; ++i) {
+      for (index_t i = 0; i < call.q.rows(); ++i) {
         double sum = 0;
         for (index_t j = 0; j <= i; ++j) {
-          if (!visible(l, i, j)) continue;
+          if (!visible(call.layer, i, j)) continue;
           const double score =
-              q.row(i).segment(at, c.head_dim).dot(k.row(j).segment(kv_at, c.head_dim));
+              call.q.row(i).segment(at, c.head_dim).dot(call.k.row(j).segment(kv_at, c.head_dim));
           const double weight = std::exp(score / std::sqrt(static_cast<double>(c.head_dim)));
-          attended.row(i).segment(at, c.head_dim) += weight * v.row(j).segment(kv_at, c.head_dim);
+          attended.row(i).segment(at, c.head_dim) +=
+              weight * call.v.row(j).segment(kv_at, c.head_dim);
           sum += weight;
         }
         attended.row(i).segment(at, c.head_dim) /= sum;
       }
     }
-    x += apply(attended, w.attention_output);
-    h = norm(x, w.feed_forward_norm, double{c.rms_epsilon});
-    const doubles gate = apply(h, w.gate);
-    const doubles silu = gate.array() / (1 + (-gate.array()).exp());
-    x += apply(silu.cwiseProduct(apply(h, w.up)), w.down);
-  }
-  const doubles logits = apply(norm(x, m.output_norm(), double{c.rms_epsilon}), m.output());
-  double loss = 0;
-  for (index_t t = 0; t + 1 < n; ++t)
-    loss += std::log(logits.row(t).array().exp().sum()) -
-            logits(t, tokens[static_cast<std::size_t>(t + 1)]);
-  return loss;
+    return attended;
+  });
 }
 
 model load(const std::string& content) {
