@@ -143,7 +143,7 @@ void add_training(CLI::App& command, training_options& o) {
   command.add_flag("--separate-keys", o.separate_keys,
                    "Keys get a projection and centroids of their own");
   count("--steps", o.steps, 1, "Steps, each of one window of text");
-  count("--rows", o.rows, 1, "Query rows of a window, drawn at random, that the loss is over");
+  count("--rows", o.rows, 1, "Query rows of a window, drawn at random, that the kept mass is over");
   real("--learning-rate", o.learning_rate, 1e-8f, 1e3f, "Highest learning rate, of Adam");
   real("--warm-up", o.warm_up, 0, 1, "Share of the steps in which the learning rate rises");
   real("--temperature", o.temperature, 1e-3f, 1e3f, "tau of the Sinkhorn iterations");
@@ -158,8 +158,8 @@ void add_training(CLI::App& command, training_options& o) {
 void add_train(CLI::App& app, std::optional<train_options>& chosen, train_options& o) {
   CLI::App* command = app.add_subcommand(
       "train",
-      "Trains the routers of all layers to keep the mass of full attention, from forward passes "
-      "over text; a run that was broken off continues from its checkpoint");
+      "Trains the routers of all layers, the model being frozen, from passes over text; a run that "
+      "was broken off continues from its checkpoint");
   add_common(*command, o.common);
   command->add_option("--text,--texts", o.text.texts, "Text files; windows are drawn from all")
       ->required();
@@ -183,6 +183,13 @@ void add_train(CLI::App& app, std::optional<train_options>& chosen, train_option
                       "be given several times. If not given, centroids are first calibrated");
   command->add_option("--similarity", o.similarity, "How tokens are compared with centroids")
       ->check(CLI::IsMember({"cosine", "dot"}))
+      ->capture_default_str();
+  command
+      ->add_option("--objective", o.objective,
+                   "mass: each layer keeps the mass of full attention. lm: the next-token loss "
+                   "through the model with softly gated attention, from --initial routers of the "
+                   "former on; a learning rate of 2e-3 suits it")
+      ->check(CLI::IsMember({"mass", "lm"}))
       ->capture_default_str();
   add_training(*command, o.training);
   command

@@ -59,6 +59,7 @@ struct train_options {
   index_t dimensions = 16;
   std::vector<std::string> initial;
   training_options training;  // context: that of text
+  std::string objective = "mass";
   std::string similarity = "cosine";
   std::string output;
   std::string checkpoint;         // empty: named after the output

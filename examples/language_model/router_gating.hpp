@@ -1,7 +1,7 @@
 // Gates the attention of a model by its routers, and takes the gradients back to their parameters.
 #pragma once
 
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include <focus/options.hpp>
@@ -9,41 +9,10 @@
 #include <focus/tensor_view.hpp>
 
 #include "model_gradient.hpp"
+#include "routed_tokens.hpp"
 #include "router_file.hpp"
 
 namespace language_model {
-
-/// How a text's tokens are assigned to groups while routers are trained: all at once, and balanced.
-struct assignment_options {
-  focus::similarity metric = focus::similarity::cosine;
-  focus::sinkhorn_options sinkhorn = {.temperature = 0.1f, .iterations = 20};
-};
-
-/// The tokens of one text, as queries or as keys of one layer, on their way from hidden states to
-/// groups and back.
-class routed_tokens {
- public:
-  /// hidden: [tokens, d_model].
-  void assign(focus::matrix_view<const float> hidden, const token_router& by,
-              const assignment_options& options, focus::workspace& workspace, thread_pool& pool);
-
-  /// From the assignment's gradient to those of the parameters, and to dhidden [tokens, d_model],
-  /// which is overwritten, or {}. The arguments of assign are the same again.
-  void backward(focus::matrix_view<const float> hidden, const token_router& by,
-                const matrix& dassignment, focus::matrix_view<float> dhidden,
-                const assignment_options& options, focus::workspace& workspace, thread_pool& pool);
-
-  [[nodiscard]] const matrix& assignment() const noexcept { return assignment_; }  // [tokens, K]
-  /// The column potentials that balance the assignment, [K].
-  [[nodiscard]] const row_vector& potentials() const noexcept { return potentials_; }
-  /// Of projection, bias and centroids, in a router's form without potentials.
-  [[nodiscard]] token_router& gradient() noexcept { return gradient_; }
-
- private:
-  matrix scores_, assignment_, dscores_;
-  row_vector potentials_;
-  token_router gradient_;
-};
 
 class router_gating : public layer_gating {
  public:
@@ -54,8 +23,11 @@ class router_gating : public layer_gating {
   };
 
   /// The routers and the pool are referred to.
-  router_gating(std::vector<layer_routers> routers, const assignment_options& options,
+  router_gating(std::vector<layer_routers> routers, const training_objective& objective,
                 thread_pool& pool);
+
+  /// Called with what each layer's attention is given, before it is gated.
+  void on_assign(attention_function observe) { observe_ = std::move(observe); }
 
   gate_assignments assign(const attention_call& call) override;
   void backward(index_t layer, const matrix& hidden, const matrix& dquery, const matrix& dkey,
@@ -69,10 +41,11 @@ class router_gating : public layer_gating {
   static std::size_t at(index_t layer) { return static_cast<std::size_t>(layer); }
 
   std::vector<layer_routers> routers_;
-  assignment_options options_;
+  training_objective objective_;
   thread_pool& pool_;
   focus::workspace workspace_;
   std::vector<routed_tokens> queries_, keys_;
+  attention_function observe_;
   matrix dboth_, dhidden_;
 };
 

@@ -3,12 +3,8 @@
 #include <cmath>
 #include <utility>
 
-#include <focus/centroids.hpp>
-#include <focus/centroids_backward.hpp>
 #include <focus/eigen.hpp>
 #include <focus/retained_mass.hpp>
-#include <focus/sinkhorn.hpp>
-#include <focus/sinkhorn_backward.hpp>
 
 namespace language_model {
 
@@ -45,61 +41,41 @@ std::array<std::span<float>, 3> parameters_of(token_router& router) {
   return {elements(router.projection), elements(router.bias), elements(router.centroids)};
 }
 
-double router_trainer::step(const attention_call& call, std::span<const index_t> rows,
-                            const adam_step& adam, trained_layer& layer) {
-  const bool separate = layer.key.has_value();
-  assign(call, layer.query.router, query_);
-  if (separate) assign(call, layer.key->router, key_);
-  const matrix& key_assignment = separate ? key_.assignment : query_.assignment;
-  query_.assignment_gradient.resizeLike(query_.assignment);
-  key_.assignment_gradient.resizeLike(key_assignment);
-  const double loss =
-      focus::retained_mass_loss(call.q, call.k, query_.assignment, key_assignment,
-                                query_.assignment_gradient, key_.assignment_gradient, rows,
-                                objective_.pattern, {}, focus::with_workspace(pool_, workspace_));
-  if (separate)
-    update(call, adam, key_, *layer.key);
-  else
-    query_.assignment_gradient += key_.assignment_gradient;
-  update(call, adam, query_, layer.query);
-  return loss;
-}
-
-void router_trainer::assign(const attention_call& call, const token_router& router, side& tokens) {
-  const index_t n = call.hidden.extent(0), groups = router.centroids.rows();
-  auto exec = focus::with_workspace(pool_, workspace_);
-  tokens.scores.resize(n, groups);
-  tokens.assignment.resize(n, groups);
-  tokens.potentials.resize(groups);
-  focus::centroid_scores(call.hidden, router.params(objective_.metric), tokens.scores, exec);
-  focus::sinkhorn(tokens.scores, tokens.assignment, elements(tokens.potentials),
-                  objective_.sinkhorn, exec);
-}
-
-void router_trainer::update(const attention_call& call, const adam_step& adam, side& tokens,
-                            trained_token_router& trained) {
-  token_router& router = trained.router;
-  auto exec = focus::with_workspace(pool_, workspace_);
-  score_gradient_.resizeLike(tokens.scores);
-  gradient_.projection.resizeLike(router.projection);
-  gradient_.bias.resize(router.bias.size());
-  gradient_.centroids.resizeLike(router.centroids);
-  focus::sinkhorn_backward(tokens.scores, tokens.assignment, elements(tokens.potentials),
-                           tokens.assignment_gradient, score_gradient_, objective_.sinkhorn, exec);
-  focus::centroid_scores_backward(call.hidden, router.params(objective_.metric), score_gradient_,
-                                  {}, gradient_.projection, elements(gradient_.bias),
-                                  gradient_.centroids, exec);
-
-  const auto parameters = parameters_of(router), gradients = parameters_of(gradient_),
-             first = parameters_of(trained.first_moment),
-             second = parameters_of(trained.second_moment);
+void trained_token_router::take_step(token_router& gradient, const row_vector& potentials,
+                                     const adam_step& adam) {
+  const auto parameters = parameters_of(router), gradients = parameters_of(gradient),
+             first = parameters_of(first_moment), second = parameters_of(second_moment);
   for (std::size_t p = 0; p < parameters.size(); ++p)
     adam.update(parameters[p], gradients[p], first[p], second[p]);
 
-  trained.potential_sum = static_cast<float>(potential_decay) * trained.potential_sum +
-                          static_cast<float>(1 - potential_decay) * tokens.potentials;
+  potential_sum = static_cast<float>(potential_decay) * potential_sum +
+                  static_cast<float>(1 - potential_decay) * potentials;
   const double weights = 1 - std::pow(potential_decay, static_cast<double>(adam.number));
-  router.log_group_scale = trained.potential_sum * static_cast<float>(1 / weights);
+  router.log_group_scale = potential_sum * static_cast<float>(1 / weights);
+}
+
+double router_trainer::step(const attention_call& call, std::span<const index_t> rows,
+                            const adam_step& adam, trained_layer& layer) {
+  const bool separate = layer.key.has_value();
+  query_.assign(call.hidden, layer.query.router, objective_, workspace_, pool_);
+  if (separate) key_.assign(call.hidden, layer.key->router, objective_, workspace_, pool_);
+  const matrix& key_assignment = separate ? key_.assignment() : query_.assignment();
+  dquery_.resizeLike(query_.assignment());
+  dkey_.resizeLike(key_assignment);
+  const double loss = focus::retained_mass_loss(call.q, call.k, query_.assignment(), key_assignment,
+                                                dquery_, dkey_, rows, objective_.pattern, {},
+                                                focus::with_workspace(pool_, workspace_));
+  const auto update = [&](routed_tokens& tokens, const matrix& dassignment,
+                          trained_token_router& trained) {
+    tokens.backward(call.hidden, trained.router, dassignment, {}, objective_, workspace_, pool_);
+    trained.take_step(tokens.gradient(), tokens.potentials(), adam);
+  };
+  if (separate)
+    update(key_, dkey_, *layer.key);
+  else
+    dquery_ += dkey_;
+  update(query_, dquery_, layer.query);
+  return loss;
 }
 
 }  // namespace language_model

@@ -6,12 +6,12 @@
 #include <optional>
 #include <span>
 
-#include <focus/options.hpp>
 #include <focus/parallel.hpp>
 
 #include "adam.hpp"
 #include "layers.hpp"
 #include "model.hpp"
+#include "routed_tokens.hpp"
 #include "router_file.hpp"
 
 namespace language_model {
@@ -25,6 +25,9 @@ struct trained_token_router {
   row_vector potential_sum;                  // the moving average, before its bias is taken off
 
   explicit trained_token_router(token_router initial);
+
+  /// One step by the gradient of the parameters, from a text that `potentials` balance.
+  void take_step(token_router& gradient, const row_vector& potentials, const adam_step& adam);
 };
 
 /// What is trained of a token router: projection, bias, centroids.
@@ -35,13 +38,6 @@ struct trained_layer {
   std::optional<trained_token_router> key;  // none: keys are routed as queries are
 
   [[nodiscard]] const token_router& for_keys() const { return key ? key->router : query.router; }
-};
-
-/// What a router is trained for.
-struct training_objective {
-  focus::similarity metric = focus::similarity::cosine;
-  focus::sinkhorn_options sinkhorn = {.temperature = 0.1f, .iterations = 20};
-  focus::pattern_options pattern;
 };
 
 /// Takes the steps of any number of layers, one after another, in the same scratch memory.
@@ -58,22 +54,11 @@ class router_trainer {
               trained_layer& layer);
 
  private:
-  /// Queries or keys on their way from hidden states to the loss, and back.
-  struct side {
-    matrix scores, assignment, assignment_gradient;
-    row_vector potentials;
-  };
-
-  void assign(const attention_call& call, const token_router& router, side& tokens);
-  void update(const attention_call& call, const adam_step& adam, side& tokens,
-              trained_token_router& trained);
-
   training_objective objective_;
   thread_pool& pool_;
   focus::workspace workspace_;
-  side query_, key_;
-  matrix score_gradient_;
-  token_router gradient_;
+  routed_tokens query_, key_;
+  matrix dquery_, dkey_;
 };
 
 }  // namespace language_model

@@ -75,7 +75,7 @@ void routing_meter::measure_mass(const attention_call& call, const std::vector<i
 training_report routing_meter::report() {
   const auto layers = static_cast<double>(query_sizes_.size());
   training_report result;
-  result.loss = loss_ / (layers * static_cast<double>(std::max<index_t>(steps_, 1)));
+  result.loss = loss_ / static_cast<double>(std::max<index_t>(steps_, 1));
   result.hard_loss = hard_loss_ / std::max(measured_layers_, 1.0);
   result.pairs = causal_pairs_ > 0 ? pairs_ / causal_pairs_ : 0;
   for (std::size_t l = 0; l < query_sizes_.size(); ++l) {

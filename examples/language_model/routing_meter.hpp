@@ -12,8 +12,8 @@ namespace language_model {
 
 /// Means over the steps since the last report.
 struct training_report {
-  double loss = 0;       // over the layers; exp(-loss) is the mass kept by the soft assignment
-  double hard_loss = 0;  // of the steps measured in full: the same by top-1 routing
+  double loss = 0;       // of the objective
+  double hard_loss = 0;  // of the steps measured in full: -log of the mass kept by top-1 routing
   double pairs = 0;      // computed by top-1 routing, as a share of all causal pairs
   /// The largest group's tokens over those of an even share, queries and keys taken apart: 1 at
   /// best. Mean over the layers, and of the worst of them.
@@ -32,10 +32,11 @@ class routing_meter {
   /// rows is measured too.
   void observe(const attention_call& call, const trained_layer& layer,
                const std::vector<index_t>* rows);
-  /// The loss of a layer's step.
-  void add_loss(double loss) { loss_ += loss; }
-  /// To be called after the last layer of each step.
-  void end_step() { ++steps_; }
+  /// To be called after the last layer of each step, with the step's loss.
+  void end_step(double loss) {
+    loss_ += loss;
+    ++steps_;
+  }
 
   /// Of the steps since the last call.
   [[nodiscard]] training_report report();

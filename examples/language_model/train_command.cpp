@@ -35,6 +35,8 @@ class train_run {
     settings_.context = options.text.context;
     settings_.metric =
         options.similarity == "dot" ? focus::similarity::dot : focus::similarity::cosine;
+    settings_.loss =
+        options.objective == "lm" ? training_loss::next_token : training_loss::retained_mass;
     checkpoint_ = options.checkpoint.empty() ? options.output + ".checkpoint" : options.checkpoint;
     require_writable(options.output);
     require_writable(checkpoint_);
@@ -66,8 +68,9 @@ class train_run {
     }
     const index_t first = steps_reported_ = training.steps_done();
     std::printf(
-        "                   kept,   kept,   pairs,  imbalance\n"
-        " step   K    loss   soft    top-1   top-1   mean  worst  s a step\n");
+        "                  %s   kept,   pairs,  imbalance\n"
+        " step   K    loss  %s    top-1   top-1   mean  worst  s a step\n",
+        by_next_token() ? " per- " : " kept,", by_next_token() ? "plexity" : "  soft ");
     while (training.steps_done() < settings_.steps) {
       const index_t next = training.steps_done() + 1;
       const bool reports =
@@ -80,12 +83,15 @@ class train_run {
     }
     save_routers(training);
     std::filesystem::remove(checkpoint_);
+    if (by_next_token()) return;
     std::printf("model %.1f s, routers %.1f s: a step takes %.2f times the forward pass\n",
                 training.forward_seconds(), training.router_seconds(),
                 1 + training.router_seconds() / std::max(training.forward_seconds(), 1e-9));
   }
 
  private:
+  [[nodiscard]] bool by_next_token() const { return settings_.loss == training_loss::next_token; }
+
   /// The routers to start from; only their shapes count where a checkpoint will replace them.
   std::vector<router> initial_routers(bool shapes_alone) {
     std::vector<router> result;
@@ -165,11 +171,13 @@ class train_run {
         static_cast<double>(training.steps_done() - steps_reported_);
     for (std::size_t run = 0; run < reports.size(); ++run) {
       const training_report& r = reports[run];
-      std::printf("%5lld  %2lld  %6.4f  %5.1f%%  %5.1f%%  %5.1f%%  %5.2f  %5.2f  %8.2f\n",
+      // exp(-loss) is the mass that the soft assignment keeps.
+      const double meaning = by_next_token() ? std::exp(r.loss) : 100 * std::exp(-r.loss);
+      std::printf("%5lld  %2lld  %6.4f  %5.1f%c  %5.1f%%  %5.1f%%  %5.2f  %5.2f  %8.2f\n",
                   static_cast<long long>(training.steps_done()),
-                  static_cast<long long>(groups_[run]), r.loss, 100 * std::exp(-r.loss),
-                  100 * std::exp(-r.hard_loss), 100 * r.pairs, r.mean_imbalance, r.worst_imbalance,
-                  step_seconds);
+                  static_cast<long long>(groups_[run]), r.loss, meaning,
+                  by_next_token() ? ' ' : '%', 100 * std::exp(-r.hard_loss), 100 * r.pairs,
+                  r.mean_imbalance, r.worst_imbalance, step_seconds);
       std::fflush(stdout);
       warn_of_imbalance(r, run, training.steps_done() == settings_.steps);
     }
@@ -192,7 +200,9 @@ class train_run {
   void save_routers(const router_training& training) const {
     for (std::size_t run = 0; run < groups_.size(); ++run) {
       router result = training.result(run);
-      result.information["method"] = "trained: retained attention mass";
+      result.information["method"] = by_next_token()
+                                         ? "trained: next-token loss through the frozen model"
+                                         : "trained: retained attention mass";
       result.information["steps"] = std::to_string(settings_.steps);
       result.information["context"] = std::to_string(settings_.context);
       result.information["window"] = std::to_string(settings_.window);

@@ -6,6 +6,7 @@
 #include <focus/attention.hpp>
 
 #include "random.hpp"
+#include "router_gating.hpp"
 #include "stopwatch.hpp"
 #include "training_checkpoint.hpp"
 
@@ -27,6 +28,12 @@ trained_layer start_from(const layer_router& initial, bool separate_keys) {
   return result;
 }
 
+void check_finite(double loss, index_t step, const std::string& where) {
+  if (std::isfinite(loss)) return;
+  throw std::runtime_error("training broke down at step " + std::to_string(step) + where +
+                           ": the loss is not finite; a lower learning rate may help");
+}
+
 }  // namespace
 
 router_training::router_training(const model& model, std::vector<std::span<const token_id>> texts,
@@ -37,7 +44,8 @@ router_training::router_training(const model& model, std::vector<std::span<const
       options_(options),
       pool_(pool),
       pass_(model, pool),
-      trainer_(options.objective(), pool) {
+      trainer_(options.objective(), pool),
+      gradient_(model, options.objective().pattern, pool) {
   for (const router& of_run : initial) {
     std::vector<trained_layer>& run = state_.runs.emplace_back();
     for (const layer_router& layer : of_run.layers)
@@ -63,11 +71,21 @@ router_training::drawn_sample router_training::draw(index_t step) const {
 
 void router_training::step(bool measured) {
   const stopwatch time;
-  double routing = 0;
+  const double routing_before = router_seconds_;
   const drawn_sample sample = draw(state_.step);
   const learning_rate_schedule schedule{options_.learning_rate, options_.warm_up, options_.steps};
   const adam_step adam{schedule.at(state_.step), state_.step + 1};
+  if (options_.loss == training_loss::retained_mass)
+    retained_mass_step(sample, adam, measured);
+  else
+    next_token_step(sample, adam, measured);
+  ++state_.step;
+  forward_seconds_ += time.seconds() - (router_seconds_ - routing_before);
+}
 
+void router_training::retained_mass_step(const drawn_sample& sample, const adam_step& adam,
+                                         bool measured) {
+  std::vector<double> losses(state_.runs.size());
   pass_.embed(sample.tokens, stream_);
   for (index_t l = 0; l < model_.config().layers; ++l)
     pass_.layer(l, stream_, [&](const attention_call& call) {
@@ -76,20 +94,43 @@ void router_training::step(bool measured) {
         trained_layer& layer = state_.runs[run][static_cast<std::size_t>(l)];
         meters_[run].observe(call, layer, measured ? &sample.rows : nullptr);
         const double loss = trainer_.step(call, sample.rows, adam, layer);
-        if (!std::isfinite(loss))
-          throw std::runtime_error("training broke down at step " + std::to_string(state_.step) +
-                                   ", layer " + std::to_string(l) +
-                                   ": the loss is not finite; a lower learning rate may help");
-        meters_[run].add_loss(loss);
+        check_finite(loss, state_.step, ", layer " + std::to_string(l));
+        losses[run] += loss;
       }
-      routing += routing_time.seconds();
+      router_seconds_ += routing_time.seconds();
       focus::attention(call.q, call.k, call.v, call.out, focus::full_causal, {}, {},
                        focus::with_workspace(pool_, attention_workspace_));
     });
-  for (routing_meter& meter : meters_) meter.end_step();
-  ++state_.step;
-  router_seconds_ += routing;
-  forward_seconds_ += time.seconds() - routing;
+  for (std::size_t run = 0; run < losses.size(); ++run)
+    meters_[run].end_step(losses[run] / static_cast<double>(model_.config().layers));
+}
+
+void router_training::next_token_step(const drawn_sample& sample, const adam_step& adam,
+                                      bool measured) {
+  for (std::size_t run = 0; run < state_.runs.size(); ++run) {
+    std::vector<trained_layer>& layers = state_.runs[run];
+    std::vector<router_gating::layer_routers> routers;
+    for (const trained_layer& layer : layers)
+      routers.push_back({&layer.query.router, layer.key ? &layer.key->router : nullptr});
+    router_gating gating(std::move(routers), options_.objective(), pool_);
+    gating.on_assign([&](const attention_call& call) {
+      const stopwatch measuring_time;
+      meters_[run].observe(call, layers[static_cast<std::size_t>(call.layer)],
+                           measured ? &sample.rows : nullptr);
+      router_seconds_ += measuring_time.seconds();
+    });
+    const double loss = gradient_.loss_and_gradients(sample.tokens, gating);
+    check_finite(loss, state_.step, "");
+    for (index_t l = 0; l < model_.config().layers; ++l) {
+      trained_layer& layer = layers[static_cast<std::size_t>(l)];
+      const auto take_step = [&](trained_token_router& trained, routed_tokens& tokens) {
+        trained.take_step(tokens.gradient(), tokens.potentials(), adam);
+      };
+      take_step(layer.query, gating.queries(l));
+      if (layer.key) take_step(*layer.key, gating.keys(l));
+    }
+    meters_[run].end_step(loss);
+  }
 }
 
 std::vector<training_report> router_training::reports() {
@@ -121,6 +162,7 @@ std::map<std::string, std::string> router_training::settings() const {
   return {{"model", std::to_string(model_.config().layers) + " layers, d_model " +
                         std::to_string(model_.config().d_model)},
           {"tokens of the texts", tokens},
+          {"objective", options_.loss == training_loss::next_token ? "lm" : "mass"},
           {"groups", groups},
           {"dimensions", std::to_string(shape.cols())},
           {"separate-keys", options_.separate_keys ? "yes" : "no"},

@@ -1,5 +1,4 @@
-// Trains the routers of all layers of a model at once, from forward passes over text. Routers of
-// several numbers of groups share the forward passes.
+// Trains the routers of all layers of a model at once, from passes over text.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +8,28 @@
 #include <vector>
 
 #include "model.hpp"
+#include "model_gradient.hpp"
 #include "router_file.hpp"
 #include "router_trainer.hpp"
 #include "routing_meter.hpp"
 
 namespace language_model {
 
+/// What is minimised.
+enum class training_loss {
+  /// -log of the mass of full attention that a layer's soft assignment keeps, layer by layer: needs
+  /// forward passes alone, which routers of several numbers of groups share.
+  retained_mass,
+  /// The next-token loss of the model with its attention softly gated, as in the paper: the
+  /// gradient passes through the frozen model.
+  next_token
+};
+
 struct training_options {
+  training_loss loss = training_loss::retained_mass;
   index_t steps = 120;
   index_t context = 1024;  // tokens of text in a step
-  index_t rows = 256;      // query rows, drawn at random, over which a step takes the loss
+  index_t rows = 256;      // query rows, drawn at random, over which the retained mass is taken
   float learning_rate = 1e-2f;
   float warm_up = 0.05f;       // share of the steps
   bool separate_keys = false;  // keys get a projection, bias and centroids of their own
@@ -59,7 +70,8 @@ class router_training {
 
   /// Of the steps since the last call, for each number of groups.
   [[nodiscard]] std::vector<training_report> reports();
-  /// Time spent so far in the model's forward passes, and in the routers' steps and measurements.
+  /// Time spent so far in the model's passes, and in the routers' steps and measurements; for the
+  /// next token, in measurements alone.
   [[nodiscard]] double forward_seconds() const noexcept { return forward_seconds_; }
   [[nodiscard]] double router_seconds() const noexcept { return router_seconds_; }
 
@@ -79,6 +91,8 @@ class router_training {
     std::vector<index_t> rows;
   };
   [[nodiscard]] drawn_sample draw(index_t step) const;
+  void retained_mass_step(const drawn_sample& sample, const adam_step& adam, bool measured);
+  void next_token_step(const drawn_sample& sample, const adam_step& adam, bool measured);
   /// What must be the same when a run continues, by the options' names.
   [[nodiscard]] std::map<std::string, std::string> settings() const;
 
@@ -89,7 +103,8 @@ class router_training {
   forward_pass pass_;
   matrix stream_;
   focus::workspace attention_workspace_;
-  router_trainer trainer_;
+  router_trainer trainer_;   // for the retained mass
+  model_gradient gradient_;  // for the next token
   training_state state_;
   std::vector<routing_meter> meters_;
   double forward_seconds_ = 0, router_seconds_ = 0;

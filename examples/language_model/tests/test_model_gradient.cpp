@@ -19,8 +19,9 @@ using namespace language_model;
 
 namespace {
 
-constexpr assignment_options assignment{.metric = focus::similarity::cosine,
-                                        .sinkhorn = {.temperature = 0.3f, .iterations = 20}};
+constexpr training_objective assignment{.metric = focus::similarity::cosine,
+                                        .sinkhorn = {.temperature = 0.3f, .iterations = 20},
+                                        .pattern = {}};
 
 /// Of the largest gradient of a matrix: about 30 roundings to float in each of two layers,
 /// magnified by 1 / tau on their way into the assignment.
