@@ -186,7 +186,7 @@ TEST_CASE("retained_mass_loss: rows that see nothing or keep nothing, and no row
     check({.n_q = n_q, .n_k = n_k});
 }
 
-TEST_CASE("retained_mass_loss: bits, allocations, and gradients left out") {
+TEST_CASE("retained_mass_loss: the same bits for any threads, allocations, and gradients left out") {
   const attention_case c = weighted({.heads = 6, .kv_heads = 3, .n_q = 300, .n_k = 300});
   const problem<float> p(c);
   const std::vector<index_t> rows = every_third(300);
