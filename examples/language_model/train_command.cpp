@@ -69,7 +69,7 @@ class train_run {
     const index_t first = steps_reported_ = training.steps_done();
     std::printf(
         "                  %s   kept,   pairs,  imbalance\n"
-        " step   K    loss  %s    top-1   top-1   mean  worst  s a step\n",
+        " step   K    loss %s   top-1   top-1   mean  worst  s a step\n",
         by_next_token() ? " per- " : " kept,", by_next_token() ? "plexity" : "  soft ");
     while (training.steps_done() < settings_.steps) {
       const index_t next = training.steps_done() + 1;

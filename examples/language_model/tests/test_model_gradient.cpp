@@ -60,9 +60,9 @@ std::vector<layer_router> random_routers(const model_config& c, index_t groups, 
   std::vector<layer_router> result;
   for (index_t l = 0; l < c.layers; ++l) {
     const auto seed = static_cast<unsigned>(10 * l);
-    layer_router& layer =
-        result.emplace_back(random_router(c.d_model, 4, groups, seed + 1), std::nullopt);
+    layer_router layer{.query = random_router(c.d_model, 4, groups, seed + 1), .key = std::nullopt};
     if (separate) layer.key = random_router(c.d_model, 4, groups, seed + 2);
+    result.push_back(std::move(layer));
   }
   return result;
 }
