@@ -61,8 +61,8 @@ struct gradients {
   }
 };
 
-/// A problem with what a loss hands back. The forward pass's out is kept in the type of the sums, so
-/// that the gradients' errors are their own.
+/// A problem with what a loss hands back. The forward pass's out is kept in the type of the sums,
+/// so that the gradients' errors are their own.
 template <class T>
 struct gradient_problem : problem<T> {
   using real = focus::accumulator_t<T>;
@@ -147,7 +147,8 @@ std::array<std::vector<double>, 5> textbook_gradients(const dense_problem& p, op
 
   using namespace focus::detail::textbook;
   const pair_rule rule(c.pattern, c.n_q, c.n_k);
-  const auto none = [](index_t, index_t, Real) {};
+  const auto none = [](index_t, index_t, Real) {
+  };
   if (op == operation::attention) {
     softmax_gradients<Real>(a, c.score, local_pairs<Real>(rule), none);
   } else if (op == operation::sparse) {
@@ -186,11 +187,11 @@ FOCUS_NOINLINE std::string compare_gradients(const gradient_problem<T>& p, const
   for (index_t h = 0; h < p.spec.heads; ++h)
     for (index_t i = 0; i < p.spec.n_q; ++i)
       for (index_t j = 0; j < p.spec.n_k; ++j)
-        largest_product = (std::max)(
-            largest_product,
-            std::abs(focus::detail::textbook::dot(
-                p.dout.view().row(h, i), p.v.view().row(h * p.spec.kv_heads / p.spec.heads, j),
-                p.spec.d_v)));
+        largest_product =
+            (std::max)(largest_product,
+                       std::abs(focus::detail::textbook::dot(
+                           p.dout.view().row(h, i),
+                           p.v.view().row(h * p.spec.kv_heads / p.spec.heads, j), p.spec.d_v)));
   const double of_cancellation = 4 * epsilon<real>() * largest_product;
   const double scale = std::abs(static_cast<double>(
       p.spec.score.scale.value_or(1 / std::sqrt(static_cast<float>(p.spec.d)))));
@@ -234,8 +235,8 @@ std::string check_gradient_bits(const attention_case& c) {
   return {};
 }
 
-/// The textbook gradients against central differences of the textbook's forward pass, in double: the
-/// largest error of `samples` elements of each input, relative to the largest gradient.
+/// The textbook gradients against central differences of the textbook's forward pass, in double:
+/// the largest error of `samples` elements of each input, relative to the largest gradient.
 inline double largest_difference(const attention_case& c, operation op, int samples) {
   problem<double> p(c);
   generator random(c.seed + 5);
@@ -258,8 +259,8 @@ inline double largest_difference(const attention_case& c, operation op, int samp
   double worst = 0;
   for (std::size_t x = 0; x < (op == operation::soft_gate ? 5 : 3); ++x)
     for (int s = 0; s < samples && !inputs[x]->empty(); ++s) {
-      const auto at = static_cast<std::size_t>(
-          random.below(static_cast<index_t>(inputs[x]->size())));
+      const auto at =
+          static_cast<std::size_t>(random.below(static_cast<index_t>(inputs[x]->size())));
       double& value = (*inputs[x])[at];
       const double before = value;
       // An assignment of 0 must not become negative: its pair would leave the domain.
@@ -274,8 +275,8 @@ inline double largest_difference(const attention_case& c, operation op, int samp
       else
         slope = (at_offset(step) - at_offset(-step)) / (2 * step);
       value = before;
-      worst = (std::max)(worst, std::abs(slope - gradient[x][at]) /
-                                    (1 + largest_magnitude(gradient[x])));
+      worst = (std::max)(worst,
+                         std::abs(slope - gradient[x][at]) / (1 + largest_magnitude(gradient[x])));
     }
   return worst;
 }

@@ -79,8 +79,8 @@ TEST_CASE("attention_backward: heads, storage, layouts, scores") {
   for (const auto& [heads, kv_heads] :
        std::vector<std::array<index_t, 2>>{{1, 1}, {6, 1}, {6, 2}, {4, 4}})
     for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
-      for (const layout memory : {layout::heads_first, layout::tokens_first, layout::padded,
-                                  layout::misaligned})
+      for (const layout memory :
+           {layout::heads_first, layout::tokens_first, layout::padded, layout::misaligned})
         check({.heads = heads,
                .kv_heads = kv_heads,
                .n_q = 37,
@@ -90,10 +90,10 @@ TEST_CASE("attention_backward: heads, storage, layouts, scores") {
                .pattern = focus::full_causal,
                .type = type,
                .memory = memory});
-  for (const focus::score_options score : {focus::score_options{.scale = 0.0f},
-                                           focus::score_options{.scale = -0.7f},
-                                           focus::score_options{.softcap = 1.5f},
-                                           focus::score_options{.scale = 2.0f, .softcap = 30.0f}})
+  for (const focus::score_options score :
+       {focus::score_options{.scale = 0.0f}, focus::score_options{.scale = -0.7f},
+        focus::score_options{.softcap = 1.5f},
+        focus::score_options{.scale = 2.0f, .softcap = 30.0f}})
     for (const storage type : {storage::float32, storage::float64})
       check({.pattern = focus::full_causal, .score = score, .type = type});
   check({.pattern = focus::full_causal, .query_magnitude = 30});
@@ -211,7 +211,7 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
     focus::score_options score = {};
   };
   const auto refuse = [&](const char* name, auto&& change) {
-    arguments a{p.q.view(),  p.k.view(),   p.v.view(),  p.out.view(), p.dout.view(),
+    arguments a{p.q.view(),   p.k.view(),  p.v.view(),  p.out.view(), p.dout.view(),
                 p.lse.view(), g.dq.view(), g.dk.view(), g.dv.view()};
     change(a);
     CHECK(refusal(name, [&] {

@@ -45,8 +45,8 @@ double expected_loss(const dense_problem& p, std::span<const index_t> rows) {
   const auto count = rows.empty() ? n : static_cast<index_t>(rows.size());
   for (index_t h = 0; h < heads; ++h)
     for (index_t r = 0; r < count; ++r) {
-      const auto at = static_cast<std::size_t>(
-          h * n + (rows.empty() ? r : rows[static_cast<std::size_t>(r)]));
+      const auto at =
+          static_cast<std::size_t>(h * n + (rows.empty() ? r : rows[static_cast<std::size_t>(r)]));
       if (all.lse[at] != -infinity) sum += all.lse[at] - gated.lse[at];
     }
   return count * heads == 0 ? 0.0 : sum / static_cast<double>(count * heads);
@@ -83,8 +83,8 @@ std::string check_loss(const attention_case& c, std::span<const index_t> rows) {
       dlse(static_cast<std::size_t>(c.heads * c.n_q));
   for (index_t h = 0; h < c.heads; ++h)
     for (index_t r = 0; r < count; ++r)
-      dlse[static_cast<std::size_t>(
-          h * c.n_q + (rows.empty() ? r : rows[static_cast<std::size_t>(r)]))] =
+      dlse[static_cast<std::size_t>(h * c.n_q +
+                                    (rows.empty() ? r : rows[static_cast<std::size_t>(r)]))] =
           -1.0 / static_cast<double>(count * c.heads);
   const auto truth_of = textbook_gradients<double>(dense, operation::soft_gate, dout, dlse);
   const auto naive = textbook_gradients<real>(dense, operation::soft_gate, dout, dlse);
@@ -186,7 +186,8 @@ TEST_CASE("retained_mass_loss: rows that see nothing or keep nothing, and no row
     check({.n_q = n_q, .n_k = n_k});
 }
 
-TEST_CASE("retained_mass_loss: the same bits for any threads, allocations, and gradients left out") {
+TEST_CASE(
+    "retained_mass_loss: the same bits for any threads, allocations, and gradients left out") {
   const attention_case c = weighted({.heads = 6, .kv_heads = 3, .n_q = 300, .n_k = 300});
   const problem<float> p(c);
   const std::vector<index_t> rows = every_third(300);

@@ -61,8 +61,8 @@ TEST_CASE("soft_gate_attention_backward: lengths around the tiles") {
 TEST_CASE("soft_gate_attention_backward: groups and windows") {
   for (const focus::gate_kind kind : both_kinds)
     for (const int groups : {1, 3, 16, 17, 64})
-      for (const index_t window : {focus::no_window, index_t{0}, index_t{20},
-                                   focus::unlimited_window})
+      for (const index_t window :
+           {focus::no_window, index_t{0}, index_t{20}, focus::unlimited_window})
         for (const bool one_hot : {false, true})
           check({.n_q = 70,
                  .n_k = 90,
@@ -80,8 +80,8 @@ TEST_CASE("soft_gate_attention_backward: head dimensions, heads, storage, layout
     for (const auto& [d, d_v] : head_dims)
       check({.n_q = 40, .n_k = 40, .d = d, .d_v = d_v, .gate = {.kind = kind}});
     for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
-      for (const layout memory : {layout::heads_first, layout::tokens_first, layout::padded,
-                                  layout::misaligned})
+      for (const layout memory :
+           {layout::heads_first, layout::tokens_first, layout::padded, layout::misaligned})
         check({.heads = 6,
                .kv_heads = 2,
                .n_q = 61,
@@ -110,22 +110,20 @@ TEST_CASE("soft_gate_attention_backward: the same bits for any threads") {
 }
 
 TEST_CASE("soft_gate_attention_backward: what is left out changes nothing else") {
-  const attention_case c{
-      .heads = 4, .kv_heads = 2, .gate = {.kind = focus::gate_kind::weight}};
+  const attention_case c{.heads = 4, .kv_heads = 2, .gate = {.kind = focus::gate_kind::weight}};
   gradient_problem<float> p(c);
   p.attend(op);
   const gradients<float> all = differentiate<op>(p);
   const call_inputs<float> in = p.inputs();
   gradients<float> some(c), lse_only(c), no_dlse(c), zeros(c);
 
-  focus::soft_gate_attention_backward(in.q, in.k, in.v, in.query_assignment, in.key_assignment,
-                                      in.gate, p.out.view(), p.lse.view(), p.dout.view(),
-                                      p.dlse.view(), {}, {}, {}, some.dquery.view(), {}, in.pattern);
+  focus::soft_gate_attention_backward(
+      in.q, in.k, in.v, in.query_assignment, in.key_assignment, in.gate, p.out.view(), p.lse.view(),
+      p.dout.view(), p.dlse.view(), {}, {}, {}, some.dquery.view(), {}, in.pattern);
   CHECK(some.dquery.same_bits(all.dquery));
-  focus::soft_gate_attention_backward(in.q, in.k, in.v, in.query_assignment, in.key_assignment,
-                                      in.gate, p.out.view(), p.lse.view(), p.dout.view(),
-                                      p.dlse.view(), {}, some.dk.view(), {}, {}, some.dkey.view(),
-                                      in.pattern);
+  focus::soft_gate_attention_backward(
+      in.q, in.k, in.v, in.query_assignment, in.key_assignment, in.gate, p.out.view(), p.lse.view(),
+      p.dout.view(), p.dlse.view(), {}, some.dk.view(), {}, {}, some.dkey.view(), in.pattern);
   CHECK(some.dk.same_bits(all.dk));
   CHECK(some.dkey.same_bits(all.dkey));
 
@@ -143,7 +141,8 @@ TEST_CASE("soft_gate_attention_backward: what is left out changes nothing else")
     std::vector<double> sum = a[x];
     for (std::size_t at = 0; at < sum.size(); ++at) sum[at] += b[x][at];
     INFO(gradient_names[x]);
-    CHECK(compare_values(gradient_names[x], sum, whole[x], 1e-5 * largest_magnitude(whole[x])) == "");
+    CHECK(compare_values(gradient_names[x], sum, whole[x], 1e-5 * largest_magnitude(whole[x])) ==
+          "");
   }
   CHECK(largest_magnitude(lse_only.dv.values()) == 0);
 }
@@ -206,11 +205,11 @@ TEST_CASE("soft_gate_attention_backward: no allocation with a workspace") {
   const call_inputs<float> in = p.inputs();
   focus::workspace scratch;
   const auto run = [&] {
-    focus::soft_gate_attention_backward(
-        in.q, in.k, in.v, in.query_assignment, in.key_assignment, in.gate, p.out.view(),
-        p.lse.view(), p.dout.view(), p.dlse.view(), g.dq.view(), g.dk.view(), g.dv.view(),
-        g.dquery.view(), g.dkey.view(), in.pattern, {},
-        focus::with_workspace(focus::serial_executor{}, scratch));
+    focus::soft_gate_attention_backward(in.q, in.k, in.v, in.query_assignment, in.key_assignment,
+                                        in.gate, p.out.view(), p.lse.view(), p.dout.view(),
+                                        p.dlse.view(), g.dq.view(), g.dk.view(), g.dv.view(),
+                                        g.dquery.view(), g.dkey.view(), in.pattern, {},
+                                        focus::with_workspace(focus::serial_executor{}, scratch));
   };
   run();
   CHECK(allocations_of(run) == 0);
@@ -231,9 +230,9 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
     focus::gate_options gate = in.gate;
     change(g_q, g_k, dlse, dg_q, dg_k, gate);
     CHECK(refusal(name, [&] {
-            focus::soft_gate_attention_backward(
-                in.q, in.k, in.v, g_q, g_k, gate, p.out.view(), p.lse.view(), p.dout.view(), dlse,
-                g.dq.view(), g.dk.view(), g.dv.view(), dg_q, dg_k, in.pattern);
+            focus::soft_gate_attention_backward(in.q, in.k, in.v, g_q, g_k, gate, p.out.view(),
+                                                p.lse.view(), p.dout.view(), dlse, g.dq.view(),
+                                                g.dk.view(), g.dv.view(), dg_q, dg_k, in.pattern);
           }) == "");
     CHECK(g.untouched());
     CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
@@ -241,17 +240,25 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
   using in_matrix = focus::matrix_view<const float>&;
   using out_matrix = matrix&;
   using options = focus::gate_options&;
-  refuse("query_assignment", [&](in_matrix g_q, in_matrix, in_matrix, out_matrix, out_matrix,
-                                 options) { g_q = matrix(spare.data(), {6, 3}); });
-  refuse("key_assignment", [&](in_matrix, in_matrix g_k, in_matrix, out_matrix, out_matrix,
-                               options) { g_k = matrix(spare.data(), {5, 4}); });
+  refuse("query_assignment",
+         [&](in_matrix g_q, in_matrix, in_matrix, out_matrix, out_matrix, options) {
+           g_q = matrix(spare.data(), {6, 3});
+         });
+  refuse("key_assignment",
+         [&](in_matrix, in_matrix g_k, in_matrix, out_matrix, out_matrix, options) {
+           g_k = matrix(spare.data(), {5, 4});
+         });
   refuse("dlse", [&](in_matrix, in_matrix, in_matrix dlse, out_matrix, out_matrix, options) {
     dlse = matrix(spare.data(), {3, 6});
   });
-  refuse("dquery_assignment", [&](in_matrix, in_matrix, in_matrix, out_matrix dg_q, out_matrix,
-                                  options) { dg_q = matrix(spare.data(), {6, 5}); });
-  refuse("dkey_assignment", [&](in_matrix, in_matrix, in_matrix, out_matrix, out_matrix dg_k,
-                                options) { dg_k = matrix(nullptr, {6, 4}); });
+  refuse("dquery_assignment",
+         [&](in_matrix, in_matrix, in_matrix, out_matrix dg_q, out_matrix, options) {
+           dg_q = matrix(spare.data(), {6, 5});
+         });
+  refuse("dkey_assignment",
+         [&](in_matrix, in_matrix, in_matrix, out_matrix, out_matrix dg_k, options) {
+           dg_k = matrix(nullptr, {6, 4});
+         });
   refuse("dkey_assignment",
          [&](in_matrix, in_matrix g_k, in_matrix, out_matrix, out_matrix dg_k, options) {
            g_k = matrix(spare.data(), {6, 4}), dg_k = matrix(spare.data() + 23, {6, 4});

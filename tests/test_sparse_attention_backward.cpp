@@ -50,17 +50,16 @@ TEST_CASE("sparse_attention_backward: groupings, in every layout of a plan") {
          std::vector<std::array<int, 2>>{{1, 1}, {4, 1}, {4, 2}, {8, 3}, {64, 1}, {64, 4}})
       for (const index_t window : {focus::no_window, index_t{0}, index_t{20}})
         for (const bool causal : {true, false})
-          check({.n_q = 109,
-                 .n_k = 109,
-                 .d = 8,
-                 .d_v = 8,
-                 .pattern = {.causal = causal,
-                             .window = window,
-                             .sink_tokens = window == 20 ? 1 : 0},
-                 .groups = groups,
-                 .group_count = group_count,
-                 .top_k = top_k,
-                 .separate_masks = window == 0});
+          check(
+              {.n_q = 109,
+               .n_k = 109,
+               .d = 8,
+               .d_v = 8,
+               .pattern = {.causal = causal, .window = window, .sink_tokens = window == 20 ? 1 : 0},
+               .groups = groups,
+               .group_count = group_count,
+               .top_k = top_k,
+               .separate_masks = window == 0});
   // Cells of many tiles, and lists.
   for (const int top_k : {1, 2})
     check({.n_q = 700,
@@ -85,8 +84,8 @@ TEST_CASE("sparse_attention_backward: lengths around the tiles") {
 TEST_CASE("sparse_attention_backward: head dimensions, heads, storage, layouts, lengths") {
   for (const auto& [d, d_v] : head_dims) check({.n_q = 70, .n_k = 70, .d = d, .d_v = d_v});
   for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
-    for (const layout memory : {layout::heads_first, layout::tokens_first, layout::padded,
-                                layout::misaligned})
+    for (const layout memory :
+         {layout::heads_first, layout::tokens_first, layout::padded, layout::misaligned})
       check({.heads = 6,
              .kv_heads = 2,
              .n_q = 61,

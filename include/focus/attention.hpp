@@ -111,11 +111,10 @@ void run_in_token_order(const Arguments& args, const resolved_score<A>& score, E
 template <class Arguments, class A, class Exec>
 void run_attention(const Arguments& args, const resolved_pattern& pattern,
                    const resolved_score<A>& score, Exec& exec) {
-  run_in_token_order(args, score, exec,
-                     [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
-                       attend_local(tile, pattern, first,
-                                    [&] { tile.attend(keys, score.softcap); });
-                     });
+  run_in_token_order(
+      args, score, exec, [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
+        attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
+      });
 }
 
 }  // namespace detail

@@ -35,7 +35,8 @@ namespace focus::inline FOCUS_ABI {
 /// A row that sees no key (lse -inf) has no gradient and gives none. Weights are computed again
 /// block by block: memory is O(n d), packed copies of K and V and one to 32 sums of dk and dv.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
-          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          tensor_like<2> Lse, tensor_like<3> Dout,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>

@@ -139,6 +139,9 @@ auto check_backward_arguments(const char* function, bool only_lse, Q&& q_in, K&&
   static_assert(std::same_as<A, accumulator_t<element_of<K>>> &&
                     std::same_as<A, accumulator_t<element_of<V>>>,
                 "focus: q, k and v must all be double, or all be types whose sums are float.");
+  static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<element_of<Out>>, float> &&
+                                            std::same_as<accumulator_t<element_of<Dout>>, float>),
+                "focus: out and dout may be double only when q, k and v are double.");
   return backward_arguments<element_of<Q>, element_of<K>, element_of<V>, element_of<Out>,
                             element_of<Dout>, element_of<Lse>, element_of<Dlse>, element_of<Dq>,
                             element_of<Dk>, element_of<Dv>>{q,    k,  v,  out, lse, dout,
@@ -154,8 +157,8 @@ A dot_rows(const TA* a, const TB* b, index_t n) {
   for (; c + lanes <= n; c += lanes)
     sum = fma(detail::load_widened<TA, A>(a + c), detail::load_widened<TB, A>(b + c), sum);
   if (c < n)
-    sum = fma(detail::load_widened_partial<TA, A>(a + c, n - c), detail::load_widened_partial<TB, A>(b + c, n - c),
-              sum);
+    sum = fma(detail::load_widened_partial<TA, A>(a + c, n - c),
+              detail::load_widened_partial<TB, A>(b + c, n - c), sum);
   return reduce_add(sum);
 }
 
@@ -222,9 +225,10 @@ struct given_row_states {
                                        index_t, RowOf row) {
     return [&args, head, row](index_t r) {
       const index_t i = row(r);
-      A delta = detail::is_given(args.dout) ? detail::dot_rows<A>(args.dout.row(head, i), args.out.row(head, i),
-                                                  args.shape.value_dim)
-                                    : A{0};
+      A delta = detail::is_given(args.dout)
+                    ? detail::dot_rows<A>(args.dout.row(head, i), args.out.row(head, i),
+                                          args.shape.value_dim)
+                    : A{0};
       if (detail::is_given(args.dlse)) delta -= static_cast<A>(args.dlse(head, i));
       return row_state<A>{static_cast<A>(args.lse(head, i)), delta};
     };
@@ -249,7 +253,8 @@ struct ungated : given_row_states {
 ///
 /// Tasks are (kv head, segment): segment s takes tiles s, s + segments, ... of all query heads of
 /// its kv head, one after the other, and adds to key gradients of its own; these are then added up
-/// in order. The number of segments depends on the work alone, so the sums do not depend on threads.
+/// in order. The number of segments depends on the work alone, so the sums do not depend on
+/// threads.
 template <class A>
 class gradient_sums {
   static constexpr int panel = tile_sizes<A>::panel;
@@ -313,8 +318,8 @@ class gradient_sums {
       fill(g.dv, g.dv + n_k_ * dv_stride_, A{0});
       fill(g.dgates, g.dgates + n_k_ * dkey_gates_stride_, A{0});
       if (part % segments_ == 0)
-        fill(dquery_gates(memory, part / segments_, 0), dquery_gates(memory, part / segments_, n_q_),
-             A{0});
+        fill(dquery_gates(memory, part / segments_, 0),
+             dquery_gates(memory, part / segments_, n_q_), A{0});
     });
   }
 
@@ -334,7 +339,8 @@ class gradient_sums {
     });
   }
 
-  /// Adds the assignments' gradients of a batch of kv heads to the totals, in the order of the heads.
+  /// Adds the assignments' gradients of a batch of kv heads to the totals, in the order of the
+  /// heads.
   template <class Exec>
   void add_gate_gradients(const scratch_memory& memory, index_t kv_heads, Exec& exec) const {
     if (dquery_gates_stride_ > 0)
@@ -370,9 +376,10 @@ class gradient_sums {
     constexpr int lanes = vec<A>::width;
     for (index_t c = 0; c < width; c += lanes) {
       vec<A> sum = vec<A>::load(first + c);
-      for (index_t s = 1; s < segments_; ++s) sum = sum + vec<A>::load(first + s * n_k_ * stride + c);
+      for (index_t s = 1; s < segments_; ++s)
+        sum = sum + vec<A>::load(first + s * n_k_ * stride + c);
       detail::store_narrowed<T, A>(sum * vec<A>::broadcast(factor), to + c,
-                           (std::min<index_t>)(lanes, width - c));
+                                   (std::min<index_t>)(lanes, width - c));
     }
   }
 
@@ -398,7 +405,7 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
   constexpr int lanes = vec<A>::width;
   for (index_t c = 0; c < width; c += lanes)
     detail::store_narrowed<T, A>(vec<A>::load(from + c) * vec<A>::broadcast(factor), to + c,
-                         (std::min<index_t>)(lanes, width - c));
+                                 (std::min<index_t>)(lanes, width - c));
 }
 
 /// A backward pass after its checks. make_gates(scratch plan): what is gated, and where the
@@ -412,14 +419,13 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
 
   scratch_plan plan;
   const auto gates = make_gates(plan);
-  const wanted_gradients wanted{detail::is_given(args.dout), detail::is_given(args.dq),   detail::is_given(args.dk),
-                                detail::is_given(args.dv),   gates.wants_dquery, gates.wants_dkey};
-  const index_t segments =
-      gradient_segments(s, first_pass.pairs_a_row + second_pass.pairs_a_row,
-                        (std::max)(first_pass.tiles(), second_pass.tiles()));
-  const index_t batch =
-      threads <= 1 ? (std::min<index_t>)(s.kv_heads, 1)
-                   : (std::min)(ceil_div(4 * threads, segments), s.kv_heads);
+  const wanted_gradients wanted{detail::is_given(args.dout), detail::is_given(args.dq),
+                                detail::is_given(args.dk),   detail::is_given(args.dv),
+                                gates.wants_dquery,          gates.wants_dkey};
+  const index_t segments = gradient_segments(s, first_pass.pairs_a_row + second_pass.pairs_a_row,
+                                             (std::max)(first_pass.tiles(), second_pass.tiles()));
+  const index_t batch = threads <= 1 ? (std::min<index_t>)(s.kv_heads, 1)
+                                     : (std::min)(ceil_div(4 * threads, segments), s.kv_heads);
   // Of V only the products with dout are needed: V is packed as keys are, and K both as keys and as
   // values.
   const index_t value_dim = wanted.dout ? s.value_dim : 0;
@@ -458,12 +464,14 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
       for (index_t h = 0; h < s.group_size(); ++h) {
         const index_t head = kv_head * s.group_size() + h;
         for (index_t t = segment; t < pass.tiles(); t += segments) {
-          const auto row = [&](index_t r) { return pass.row(t, r); };
+          const auto row = [&](index_t r) {
+            return pass.row(t, r);
+          };
           tile.begin(
               pass.rows(t), query_factor(score),
               [&](index_t r) { return part.q.row(head, row(r)); },
-              gates.row_states(tile_site<A>{memory, packed_k, worker, first_head + head}, part, head,
-                               pass.rows(t), row));
+              gates.row_states(tile_site<A>{memory, packed_k, worker, first_head + head}, part,
+                               head, pass.rows(t), row));
           if (wanted.dout) tile.set_douts([&](index_t r) { return part.dout.row(head, row(r)); });
           const auto gate = gates.begin_tile(memory, tile, row);
           if (goes_on && wanted.dq)

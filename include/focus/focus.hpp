@@ -1,14 +1,15 @@
 // Focus sparse attention on CPUs (arXiv 2604.03260). Read in the order of the method:
 #pragma once
 
-#include "focus/config.hpp"  // version, instruction set
+// clang-format off: the order is the method's
+#include "focus/config.hpp"            // version, instruction set
 
 // hidden states to groups
-#include "focus/centroids.hpp"     // centroid scores S = (H W_g) C^T                       Eq. 1
-#include "focus/sinkhorn.hpp"      // balanced soft assignment; the causal form of it
-#include "focus/top_k.hpp"         // the k best groups of each token, as a bit mask
-#include "focus/route.hpp"         // the three at once: hidden states to masks
-#include "focus/routing_plan.hpp"  // masks to cells: which pairs are computed
+#include "focus/centroids.hpp"         // centroid scores S = (H W_g) C^T                   Eq. 1
+#include "focus/sinkhorn.hpp"          // balanced soft assignment; the causal form of it
+#include "focus/top_k.hpp"             // the k best groups of each token, as a bit mask
+#include "focus/route.hpp"             // the three at once: hidden states to masks
+#include "focus/routing_plan.hpp"      // masks to cells: which pairs are computed
 
 // attention
 #include "focus/attention.hpp"         // dense and windowed attention, sinks
@@ -24,4 +25,5 @@
 #include "focus/sparse_attention_backward.hpp"
 #include "focus/retained_mass.hpp"  // what a routing keeps of full attention: the loss of a router
 
-#include "focus/reference.hpp"  // the O(n^2) textbook form of each, in double
+#include "focus/reference.hpp"         // the O(n^2) textbook form of each, in double
+// clang-format on

@@ -114,22 +114,25 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
                                 index_t rows, RowOf row) const {
     query_tile<A> gated(site.memory, gated_layout, site.worker);
     query_tile<A> full(site.memory, full_layout, site.worker);
-    const auto query_of = [&](index_t r) { return args.q.row(head, row(r)); };
+    const auto query_of = [&](index_t r) {
+      return args.q.row(head, row(r));
+    };
     gated.begin(rows, query_factor(score), query_of);
     full.begin(rows, A{1}, query_of);
     A* const query_gates = products.queries(site.memory, site.worker);
     pack_query_rows(
-        rows, this->groups, A{1},
-        [&](index_t r) { return this->query_assignment.row(row(r)); }, query_gates);
+        rows, this->groups, A{1}, [&](index_t r) { return this->query_assignment.row(row(r)); },
+        query_gates);
     for (index_t r = 0; r < rows; ++r) gated.limit(r) = {0, this->pattern->visible_end(row(r))};
     const packed_keys<A> key_gates = this->packer.head(site.memory, 0);
-    gated.attend_strips(site.keys, [&](auto strip, const strip_state<A>& state, index_t first,
-                                       slot_range block) {
-      sum_block<strip()>(state, full.state_of(first), site.keys, block,
-                         query_gates + first * tile_sizes<A>::depth_chunk, key_gates,
-                         [&](index_t r) { return row(first + r); }, gated.scores(), full.scores(),
-                         products.products(site.memory, site.worker));
-    });
+    gated.attend_strips(
+        site.keys, [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
+          sum_block<strip()>(
+              state, full.state_of(first), site.keys, block,
+              query_gates + first * tile_sizes<A>::depth_chunk, key_gates,
+              [&](index_t r) { return row(first + r); }, gated.scores(), full.scores(),
+              products.products(site.memory, site.worker));
+        });
 
     A* const row_losses = losses(site.memory, site.head);
     for (index_t r = 0; r < rows; ++r)
@@ -186,22 +189,22 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 
 }  // namespace detail
 
-/// The attention mass that a soft routing keeps of full attention, as a loss with its gradient. With
-/// p_ij = g_i . g_j, and p = 1 for local and sink pairs:
+/// The attention mass that a soft routing keeps of full attention, as a loss with its gradient.
+/// With p_ij = g_i . g_j, and p = 1 for local and sink pairs:
 ///
 ///   L = mean over rows i and heads of -log m_i,   m_i = sum_j p_ij exp(s_ij) / sum_j exp(s_ij)
 ///     = mean of lse_full - lse_gated              (lse_gated: soft_gate_attention's, `weight`)
 ///
 /// With one-hot assignments m_i is the share of the full softmax that falls on the pairs which
-/// sparse_attention computes, and L the mean of KL(sparse || full). The loss of one layer needs that
-/// layer's Q and K alone: no gradient passes through the model. Keep the assignments balanced while
-/// they are trained: one group for everything keeps all mass. Sinkhorn does so as long as it
+/// sparse_attention computes, and L the mean of KL(sparse || full). The loss of one layer needs
+/// that layer's Q and K alone: no gradient passes through the model. Keep the assignments balanced
+/// while they are trained: one group for everything keeps all mass. Sinkhorn does so as long as it
 /// converges, hence cosine scores (similarity::cosine); unbounded dot products grow until its
 /// iterations no longer balance them, and one group takes most of the tokens.
 ///
 /// @param q    [heads, n_q, head_dim], any strides but the last
 /// @param k    [kv_heads, n_k, head_dim]
-/// @param query_assignment   g of the queries, [n_q, K], not negative: float, or double with double q
+/// @param query_assignment   g of the queries, [n_q, K], not negative: float, or double where q is
 /// @param key_assignment     g of the keys, [n_k, K]; may come from another projection
 /// @param dquery_assignment  [n_q, K] or {}: dL / dg of the queries (0 for rows not in `rows`)
 /// @param dkey_assignment    [n_k, K] or {}. No output may overlap another argument.
@@ -210,21 +213,23 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 /// @param pattern  which pairs are visible and which of them local or sinks
 /// @param score    scale and softcap
 /// @param exec  where the loops run; the same bits for any number of threads
-/// @returns L in natural units; +inf where a row keeps nothing (such a row gives no gradient); a row
+/// @returns L in natural units; +inf where a row keeps nothing (such a row gives no gradient); a
+/// row
 ///          that sees no key counts as 0
 /// @throws invalid_argument before anything is written
 ///
 /// Memory is O(n (d + K)).
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<2> QueryAssignment,
-          tensor_like<2> KeyAssignment, mutable_tensor_like<2> DqueryAssignment = matrix_view<float>,
+          tensor_like<2> KeyAssignment,
+          mutable_tensor_like<2> DqueryAssignment = matrix_view<float>,
           mutable_tensor_like<2> DkeyAssignment = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>
 double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_assignment,
                           const KeyAssignment& key_assignment,
                           DqueryAssignment&& dquery_assignment = {},
-                          DkeyAssignment&& dkey_assignment = {},
-                          std::span<const index_t> rows = {}, const pattern_options& pattern = {},
-                          const score_options& score = {}, Exec&& exec = {}) {
+                          DkeyAssignment&& dkey_assignment = {}, std::span<const index_t> rows = {},
+                          const pattern_options& pattern = {}, const score_options& score = {},
+                          Exec&& exec = {}) {
   constexpr const char* name = "retained_mass_loss";
   const auto args = detail::check_mass_arguments(name, q, k);
   const auto g_q = detail::as_const_view(query_assignment);
@@ -243,24 +248,17 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
   const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
   const detail::row_list_pass pass{rows, s.n_q, &resolved, resolved.visible_end(s.n_q / 2)};
 
-  using gates_type =
-      detail::retained_mass_gates<A, detail::element_of<QueryAssignment>,
-                                  detail::element_of<KeyAssignment>,
-                                  detail::element_of<DqueryAssignment>,
-                                  detail::element_of<DkeyAssignment>>;
+  using gates_type = detail::retained_mass_gates<
+      A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
+      detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>;
   double loss = 0;
   const auto make_gates = [&](detail::scratch_plan& plan) {
     const typename gates_type::gates gates{
-        {},
-        g_q,
-        g_k,
-        dg_q,
-        dg_k,
-        {.kind = gate_kind::weight},
-        &resolved,
-        detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
-        groups,
-        wants_dquery,
+        {},        g_q,
+        g_k,       dg_q,
+        dg_k,      {.kind = gate_kind::weight},
+        &resolved, detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
+        groups,    wants_dquery,
         wants_dkey};
     return gates_type(plan, exec.concurrency(), s, gates, scoring, pass.count(), loss);
   };

@@ -108,8 +108,8 @@ class gate_layout {
   std::size_t keys_at_ = 0, queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
 };
 
-/// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count): their
-/// gates to 1.
+/// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count):
+/// their gates to 1.
 template <class A>
 void fill_near(const resolved_pattern& pattern, index_t row, index_t base, index_t count, A* gates,
                A value) noexcept {
@@ -280,10 +280,10 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
           const auto keys = packer.head(memory, head / s.group_size());
           tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
                                        index_t strip_first, detail::slot_range block) {
-            detail::attend_gated_block<strip()>(state, keys, block, scoring.softcap, gate,
-                                                query_gates + strip_first * detail::tile_sizes<A>::depth_chunk, key_gates,
-                                                resolved, first + strip_first, tile.scores(),
-                                                gates.products(memory, worker));
+            detail::attend_gated_block<strip()>(
+                state, keys, block, scoring.softcap, gate,
+                query_gates + strip_first * detail::tile_sizes<A>::depth_chunk, key_gates, resolved,
+                first + strip_first, tile.scores(), gates.products(memory, worker));
           });
           detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
         });

@@ -28,8 +28,8 @@ void check_gate_gradients(const char* function, const Arguments& args,
                           const matrix_view<DGQ>& dquery_assignment,
                           const matrix_view<DGK>& dkey_assignment) {
   using A = typename Arguments::accumulator;
-  const index_t groups = check_assignments<A>(function, args.shape, query_assignment,
-                                              key_assignment);
+  const index_t groups =
+      check_assignments<A>(function, args.shape, query_assignment, key_assignment);
   require_tensor(dquery_assignment, {args.shape.n_q, groups}, true, function, "dquery_assignment");
   require_tensor(dkey_assignment, {args.shape.n_k, groups}, true, function, "dkey_assignment");
   const named_view g_q{query_assignment, "query_assignment"}, g_k{key_assignment, "key_assignment"};
@@ -60,9 +60,10 @@ struct backward_gate {
   const resolved_pattern* pattern;
   RowOf row_of;
 
-  /// Products p = g_i . g_j to what differentiate() takes: p itself, or exp(-sharpness p), from which
-  /// both sigma and 1 - sigma come without cancellation. Local and sink pairs get an open gate; so
-  /// does, or p = 0, what a row does not see: whatever its assignment holds, it stays hidden.
+  /// Products p = g_i . g_j to what differentiate() takes: p itself, or exp(-sharpness p), from
+  /// which both sigma and 1 - sigma come without cancellation. Local and sink pairs get an open
+  /// gate; so does, or p = 0, what a row does not see: whatever its assignment holds, it stays
+  /// hidden.
   template <int Rows>
   void prepare(const slot_range* limit, index_t first_row, slot_range seen, index_t base,
                index_t count, A* gates) const {
@@ -114,8 +115,8 @@ struct backward_gate {
     }
   }
 
-  /// P = exp(s sigma - lse), sigma = sigmoid(sharpness p): dS = P (dP - delta) sigma, dL/dp = P (dP -
-  /// delta) s sharpness sigma (1 - sigma).
+  /// P = exp(s sigma - lse), sigma = sigmoid(sharpness p): dS = P (dP - delta) sigma, dL/dp = P (dP
+  /// - delta) s sharpness sigma (1 - sigma).
   void differentiate_score(index_t count, A lse, A delta, A* scores, A* slopes, A* gates) const {
     const vec<A> lse_v = vec<A>::broadcast(lse), delta_v = vec<A>::broadcast(delta);
     const vec<A> highest = vec<A>::broadcast(exp2_highest<A>), zero = vec<A>::zero();
@@ -165,7 +166,8 @@ struct backward_gates : given_row_states {
   template <class Exec>
   void write(const scratch_memory& memory, const gradient_sums<A>& sums, Exec&) const {
     for (index_t i = 0; wants_dquery && i < dquery_assignment.extent(0); ++i)
-      detail::write_scaled(sums.all_dquery_gates(memory, i), A{1}, dquery_assignment.row(i), groups);
+      detail::write_scaled(sums.all_dquery_gates(memory, i), A{1}, dquery_assignment.row(i),
+                           groups);
     for (index_t j = 0; wants_dkey && j < dkey_assignment.extent(0); ++j)
       detail::write_scaled(sums.all_dkey_gates(memory, j), A{1}, dkey_assignment.row(j), groups);
   }
@@ -178,13 +180,13 @@ struct backward_gates : given_row_states {
 ///
 ///   delta_i = dout_i . out_i - dlse_i,   dt_ij = P_ij (dout_i . v_j - delta_i)
 ///   gate_kind::score   ds_ij = dt_ij sigma_ij,   dp_ij = dt_ij s_ij lambda sigma_ij (1 - sigma_ij)
-///   gate_kind::weight  ds_ij = dt_ij,            dp_ij = exp(s_ij - lse_i) (dout_i . v_j - delta_i)
-///   dq_i = scale sum_j ds_ij k_j,   dk_j = scale sum_i ds_ij q_i,   dv_j = sum_i P_ij dout_i
-///   dg_i = sum over heads and j of dp_ij g_j, and likewise for the keys
+///   gate_kind::weight  ds_ij = dt_ij,            dp_ij = exp(s_ij - lse_i) (dout_i . v_j -
+///   delta_i) dq_i = scale sum_j ds_ij k_j,   dk_j = scale sum_i ds_ij q_i,   dv_j = sum_i P_ij
+///   dout_i dg_i = sum over heads and j of dp_ij g_j, and likewise for the keys
 ///
 /// over distant pairs for dp: the gates of local and sink pairs are fixed. Nothing is divided by p:
-/// a pruned pair (p_ij = 0, `weight`) has a finite gradient dp_ij, and can come back; exp(s - lse) is
-/// cut off 2^32 below the largest number, for pairs that far above all that is kept.
+/// a pruned pair (p_ij = 0, `weight`) has a finite gradient dp_ij, and can come back; exp(s - lse)
+/// is cut off 2^32 below the largest number, for pairs that far above all that is kept.
 ///
 /// @param q, k, v, query_assignment, key_assignment, gate, pattern, score  as given to
 ///              soft_gate_attention
@@ -196,7 +198,8 @@ struct backward_gates : given_row_states {
 /// @param dk    [kv_heads, n_k, head_dim] or {}
 /// @param dv    [kv_heads, n_k, value_dim] or {}
 /// @param dquery_assignment  [n_q, K] or {}, summed over all heads
-/// @param dkey_assignment    [n_k, K] or {}; where both assignments are one, its gradient is the sum
+/// @param dkey_assignment    [n_k, K] or {}; where both assignments are one, its gradient is the
+/// sum
 ///              of the two. No output may overlap another argument.
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
@@ -211,18 +214,14 @@ template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> Q
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>,
           mutable_tensor_like<2> DqueryAssignment = matrix_view<float>,
-          mutable_tensor_like<2> DkeyAssignment = matrix_view<float>,
-          class Exec = serial_executor>
+          mutable_tensor_like<2> DkeyAssignment = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>
-void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
-                                  const QueryAssignment& query_assignment,
-                                  const KeyAssignment& key_assignment, const gate_options& gate,
-                                  const Out& out, const Lse& lse, const Dout& dout,
-                                  const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
-                                  DqueryAssignment&& dquery_assignment,
-                                  DkeyAssignment&& dkey_assignment,
-                                  const pattern_options& pattern = {},
-                                  const score_options& score = {}, Exec&& exec = {}) {
+void soft_gate_attention_backward(
+    const Q& q, const K& k, const V& v, const QueryAssignment& query_assignment,
+    const KeyAssignment& key_assignment, const gate_options& gate, const Out& out, const Lse& lse,
+    const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+    DqueryAssignment&& dquery_assignment, DkeyAssignment&& dkey_assignment,
+    const pattern_options& pattern = {}, const score_options& score = {}, Exec&& exec = {}) {
   constexpr const char* name = "soft_gate_attention_backward";
   const auto args =
       detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
@@ -242,20 +241,14 @@ void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
   const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
 
   const auto make_gates = [&](detail::scratch_plan& plan) {
-    return detail::backward_gates<A, detail::element_of<QueryAssignment>,
-                                  detail::element_of<KeyAssignment>,
-                                  detail::element_of<DqueryAssignment>,
-                                  detail::element_of<DkeyAssignment>>{
-        {},
-        g_q,
-        g_k,
-        dg_q,
-        dg_k,
-        gate,
-        &resolved,
-        detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
-        groups,
-        wants_dquery,
+    return detail::backward_gates<
+        A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
+        detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>{
+        {},        g_q,
+        g_k,       dg_q,
+        dg_k,      gate,
+        &resolved, detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
+        groups,    wants_dquery,
         wants_dkey};
   };
   detail::run_backward(

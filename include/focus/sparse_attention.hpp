@@ -22,10 +22,10 @@ namespace detail {
 inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
                                const char* function) {
   if (plan.query_count() == s.n_q && plan.key_count() == s.n_k) return;
-  fail_argument(
-      function, "plan",
-      "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
-      "n_q = " + std::to_string(plan.query_count()) + ", n_k = " + std::to_string(plan.key_count()));
+  fail_argument(function, "plan",
+                "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
+                "n_q = " + std::to_string(plan.query_count()) +
+                    ", n_k = " + std::to_string(plan.key_count()));
 }
 
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
@@ -182,9 +182,8 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
           tile.restore_row(r, saved_row(head, row[r]));
         }
       const auto keys = cell_packer.head(memory, head / s.group_size());
-      detail::attend_distant(tile, plan, rows, resolved, [&](const auto& rules) {
-        tile.attend(keys, scoring.softcap, rules);
-      });
+      detail::attend_distant(tile, plan, rows, resolved,
+                             [&](const auto& rules) { tile.attend(keys, scoring.softcap, rules); });
       detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
     });
   });

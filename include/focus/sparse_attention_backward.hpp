@@ -74,7 +74,8 @@ inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
 /// Pairs that the plan leaves out are not computed. The plan itself has no gradient: routers are
 /// trained with soft_gate_attention_backward or retained_mass_loss. Memory is O(n d).
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
-          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          tensor_like<2> Lse, tensor_like<3> Dout,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>
@@ -92,7 +93,9 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   pattern_options pattern = plan.pattern();
   if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto no_gates = [](detail::scratch_plan&) { return detail::ungated{}; };
+  const auto no_gates = [](detail::scratch_plan&) {
+    return detail::ungated{};
+  };
 
   if (plan.layout() == detail::plan_layout::tested)
     return detail::run_backward(

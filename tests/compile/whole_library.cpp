@@ -220,9 +220,9 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
     focus::sparse_attention(q.view(), k.view(), v.view(), plan, out.view(), {}, lse.view());
     focus::sparse_attention_backward(q.view(), k.view(), v.view(), plan, out.view(), lse.view(),
                                      dout.view(), got.dq.view(), got.dk.view(), got.dv.view());
-    focus::reference::sparse_attention_backward(
-        q.view(), k.view(), v.view(), plan, out.view(), lse.view(), dout.view(),
-        expected.dq.view(), expected.dk.view(), expected.dv.view());
+    focus::reference::sparse_attention_backward(q.view(), k.view(), v.view(), plan, out.view(),
+                                                lse.view(), dout.view(), expected.dq.view(),
+                                                expected.dk.view(), expected.dv.view());
     check(got.close_to(expected), "sparse_attention_backward");
   }
   for (const auto kind : {focus::gate_kind::score, focus::gate_kind::weight}) {
@@ -230,10 +230,10 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
     const focus::gate_options gate{.kind = kind, .sharpness = 2.0f};
     focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(), assignment.view(),
                                gate, out.view(), pattern, {}, lse.view());
-    focus::soft_gate_attention_backward(
-        q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
-        lse.view(), dout.view(), dlse.view(), got.dq.view(), got.dk.view(), got.dv.view(),
-        got.dquery.view(), got.dkey.view(), pattern);
+    focus::soft_gate_attention_backward(q.view(), k.view(), v.view(), assignment.view(),
+                                        assignment.view(), gate, out.view(), lse.view(),
+                                        dout.view(), dlse.view(), got.dq.view(), got.dk.view(),
+                                        got.dv.view(), got.dquery.view(), got.dkey.view(), pattern);
     focus::reference::soft_gate_attention_backward(
         q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
         lse.view(), dout.view(), dlse.view(), expected.dq.view(), expected.dk.view(),
@@ -242,9 +242,9 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   }
   // The mass that an open gate keeps is all of it.
   gradients unused;
-  const double loss = focus::retained_mass_loss(q.view(), k.view(), assignment.view(),
-                                                assignment.view(), unused.dquery.view(), {}, {},
-                                                focus::full_causal);
+  const double loss =
+      focus::retained_mass_loss(q.view(), k.view(), assignment.view(), assignment.view(),
+                                unused.dquery.view(), {}, {}, focus::full_causal);
   check(std::abs(loss) < 1e-5, "retained_mass_loss");
 }
 

@@ -37,15 +37,13 @@ FOCUS_NOINLINE void accumulate_transposed(const A* weights, const A* rows, index
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
   vec<A> sum[Keys][Vectors];
   static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
-    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
-      sum[c][v] = vec<A>::load(to[c] + offset + v * lanes);
-    });
+    static_for<Vectors>(
+        [&](auto v) FOCUS_LAMBDA_INLINE { sum[c][v] = vec<A>::load(to[c] + offset + v * lanes); });
   });
   multiply<Keys, Vectors, 1, stride>(weights, rows, count, sum);
   static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
-    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
-      sum[c][v].store(to[c] + offset + v * lanes);
-    });
+    static_for<Vectors>([&](auto v)
+                            FOCUS_LAMBDA_INLINE { sum[c][v].store(to[c] + offset + v * lanes); });
   });
 }
 
@@ -74,8 +72,8 @@ struct row_panels {
   }
 };
 
-/// to[c] += sum over rows t in [first, last) of weights[t][c] * rows[t], for `keys` keys. Where some
-/// row is not finite, weights of 0 are left out: 0 * NaN is not 0.
+/// to[c] += sum over rows t in [first, last) of weights[t][c] * rows[t], for `keys` keys. Where
+/// some row is not finite, weights of 0 are left out: 0 * NaN is not 0.
 template <class A>
 void accumulate_rows(const A* weights, const row_panels<A>& rows, index_t first, index_t last,
                      index_t keys, A* const* to) {
@@ -174,8 +172,8 @@ class gradient_tile_layout {
     slopes_at_ = one.add<A>(padded_rows * stride);
     gate_slopes_at_ = one.add<A>(gated ? padded_rows * stride : 0);
     cap_slopes_at_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
-    nowhere_at_ = one.add<A>(
-        round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
+    nowhere_at_ =
+        one.add<A>(round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
   }
@@ -282,8 +280,8 @@ class gradient_tile {
       slot_range seen[max_strips];
       for (index_t first = 0; first < rows_; first += strip_rows)
         with_strip_rows<A>(rows_ - first, [&](auto strip) {
-          seen[first / strip_rows] = differentiate<strip()>(first, block, keys, values, softcap,
-                                                            rules, gate);
+          seen[first / strip_rows] =
+              differentiate<strip()>(first, block, keys, values, softcap, rules, gate);
         });
       if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
     }
@@ -348,7 +346,8 @@ class gradient_tile {
     else
       for (index_t r = 0; r < Rows; ++r) fill(ds + r * stride, ds + r * stride + count, A{0});
     if constexpr (Gate::any) {
-      score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys, base, seen.end, gate_slopes + at);
+      score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys, base, seen.end,
+                        gate_slopes + at);
       gate.template prepare<Rows>(limits_ + first, first, seen, base, count, gate_slopes + at);
     }
     hide_outside<Rows>(limits_ + first, seen, base, count, s);
@@ -417,10 +416,9 @@ class gradient_tile {
     if (!has_nonfinite_values(values, seen))
       accumulate_values<Rows>(strip, values, seen, weights, keep);
     else
-      accumulate_seen_values<Rows>(strip, values, seen, weights, keep,
-                                   [&](int r, index_t slot) {
-                                     return weights[r * stride + slot - seen.begin] != A{0};
-                                   });
+      accumulate_seen_values<Rows>(strip, values, seen, weights, keep, [&](int r, index_t slot) {
+        return weights[r * stride + slot - seen.begin] != A{0};
+      });
   }
 
   /// The block's keys, a register block at a time, over the rows of the strips that see them.

@@ -107,7 +107,8 @@ constexpr index_t query_rows_size(index_t depth) noexcept {
   return ceil_div(depth, chunk) * chunk * tile_sizes<A>::padded_rows;
 }
 
-/// Packs the query rows row_of(0) ... row_of(rows - 1), times `factor`; zeros fill up the last strip.
+/// Packs the query rows row_of(0) ... row_of(rows - 1), times `factor`; zeros fill up the last
+/// strip.
 template <class A, class RowOf>
 void pack_query_rows(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
   constexpr int lanes = vec<A>::width, chunk = tile_sizes<A>::depth_chunk;
@@ -231,9 +232,9 @@ class key_packer {
         bool nonfinite_value = false;
         for (index_t slot = p * panel; slot < (p + 1) * panel; ++slot) {
           const index_t token = token_of(slot);
-          nonfinite_value |=
-              detail::spread_over_panels(token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
-                                 packed_keys<A>::value_stride(slots_), values(memory, kv_head));
+          nonfinite_value |= detail::spread_over_panels(
+              token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
+              packed_keys<A>::value_stride(slots_), values(memory, kv_head));
         }
         nonfinite(memory, kv_head)[p] = nonfinite_value;
       }

@@ -100,8 +100,12 @@ class query_tile {
 
   /// The strip that begins with row `first`.
   [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
-    return {queries_ + first * tile_sizes<A>::depth_chunk, limits_ + first, top_ + first, sum_ + first,
-            acc_ + first * acc_stride_,   acc_stride_};
+    return {queries_ + first * tile_sizes<A>::depth_chunk,
+            limits_ + first,
+            top_ + first,
+            sum_ + first,
+            acc_ + first * acc_stride_,
+            acc_stride_};
   }
 
   /// Walks the slots within the rows' limits block by block: step(strip size, its state, its first

@@ -81,7 +81,9 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
         terms.clear();
         Real largest = minus_infinity<Real>();
         for (index_t j = 0; j < s.n_k; ++j) {
-          Real z = scoring.scale * detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim), ds_dz = 1;
+          Real z = scoring.scale *
+                   detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim),
+               ds_dz = 1;
           if (scoring.softcap > 0) {
             const Real tanh = std::tanh(z / scoring.softcap);
             z = scoring.softcap * tanh;
@@ -168,7 +170,8 @@ namespace reference {
 /// The gradient of attention: arguments as in focus::attention_backward. Throws invalid_argument as
 /// it does.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
-          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          tensor_like<2> Lse, tensor_like<3> Dout,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
 void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
@@ -189,7 +192,8 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
 /// The gradient of sparse_attention with the masks and the pattern that `plan` was made of:
 /// arguments as in focus::sparse_attention_backward.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
-          tensor_like<2> Lse, tensor_like<3> Dout, mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          tensor_like<2> Lse, tensor_like<3> Dout,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
 void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing_plan& plan,
@@ -203,9 +207,9 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   detail::check_plan_lengths(plan, args.shape, function);
   using namespace detail::textbook;
   const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
-  softmax_gradients<double>(
-      args, score, grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
-      [](index_t, index_t, double) {});
+  softmax_gradients<double>(args, score,
+                            grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
+                            [](index_t, index_t, double) {});
 }
 
 /// The gradient of soft_gate_attention: arguments as in focus::soft_gate_attention_backward.
@@ -218,21 +222,17 @@ template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> Q
           mutable_tensor_like<3> Dk = tensor_view<float, 3>,
           mutable_tensor_like<3> Dv = tensor_view<float, 3>,
           mutable_tensor_like<2> DqueryAssignment = matrix_view<float>,
-          mutable_tensor_like<2> DkeyAssignment = matrix_view<float>,
-          class Exec = serial_executor>
-void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
-                                  const QueryAssignment& query_assignment,
-                                  const KeyAssignment& key_assignment, const gate_options& gate,
-                                  const Out& out, const Lse& lse, const Dout& dout,
-                                  const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
-                                  DqueryAssignment&& dquery_assignment,
-                                  DkeyAssignment&& dkey_assignment,
-                                  const pattern_options& pattern = {},
-                                  const score_options& score = {},
-                                  [[maybe_unused]] Exec&& exec = {}) {
+          mutable_tensor_like<2> DkeyAssignment = matrix_view<float>, class Exec = serial_executor>
+void soft_gate_attention_backward(
+    const Q& q, const K& k, const V& v, const QueryAssignment& query_assignment,
+    const KeyAssignment& key_assignment, const gate_options& gate, const Out& out, const Lse& lse,
+    const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+    DqueryAssignment&& dquery_assignment, DkeyAssignment&& dkey_assignment,
+    const pattern_options& pattern = {}, const score_options& score = {},
+    [[maybe_unused]] Exec&& exec = {}) {
   constexpr const char* function = "reference::soft_gate_attention_backward";
-  const auto args = detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse,
-                                                     dq, dk, dv);
+  const auto args =
+      detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
   const auto g_q = detail::as_const_view(query_assignment);
   const auto g_k = detail::as_const_view(key_assignment);
   const auto dg_q = detail::as_view(dquery_assignment);
@@ -245,12 +245,11 @@ void soft_gate_attention_backward(const Q& q, const K& k, const V& v,
   using namespace detail::textbook;
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
   sum_rows<double> sum_q(args.shape.n_q, groups), sum_k(args.shape.n_k, groups);
-  softmax_gradients<double>(
-      args, score, gated_pairs<double>(rule, gate, g_q, g_k),
-      [&](index_t i, index_t j, double dp) {
-        add_scaled(dp, g_k.row(j), groups, sum_q.row(i));
-        add_scaled(dp, g_q.row(i), groups, sum_k.row(j));
-      });
+  softmax_gradients<double>(args, score, gated_pairs<double>(rule, gate, g_q, g_k),
+                            [&](index_t i, index_t j, double dp) {
+                              add_scaled(dp, g_k.row(j), groups, sum_q.row(i));
+                              add_scaled(dp, g_q.row(i), groups, sum_k.row(j));
+                            });
   if (detail::is_given(dg_q))
     for (index_t i = 0; i < args.shape.n_q; ++i) round_row(sum_q.row(i), dg_q.row(i), groups);
   if (detail::is_given(dg_k))
