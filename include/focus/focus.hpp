@@ -1,7 +1,8 @@
 // Focus sparse attention on CPUs (arXiv 2604.03260). Read in the order of the method:
 #pragma once
 
-// clang-format off: the order is the method's
+// The order is the method's, not the alphabet's.
+// clang-format off
 #include "focus/config.hpp"            // version, instruction set
 
 // hidden states to groups
