@@ -406,6 +406,25 @@ TEST_CASE("centroid_scores_backward: cosines by hand, and vectors of length 0") 
   CHECK(r.dc[5] == 0);
 }
 
+TEST_CASE("centroid_scores_backward: NaN in a token is NaN in its gradient, whatever the width") {
+  for (const index_t width : {1, 4, 8, 12, 16, 20, 33}) {
+    INFO(width);
+    const auto size = static_cast<std::size_t>(width);
+    const std::vector<float> hidden{1.0f, static_cast<float>(oracle::not_a_number)};
+    const std::vector<float> projection(size, 0.5f), centroids(size, 1.0f), dscores{1.0f, 1.0f};
+    std::vector<float> dhidden{7.0f, 7.0f};
+    focus::centroid_scores_backward(
+        focus::matrix_view<const float>(hidden.data(), {2, 1}),
+        focus::centroid_params<float>{.projection = {projection.data(), {1, width}},
+                                      .centroids = {centroids.data(), {1, width}},
+                                      .metric = focus::similarity::cosine},
+        focus::matrix_view<const float>(dscores.data(), {2, 1}),
+        focus::matrix_view<float>(dhidden.data(), {2, 1}), {}, {}, {});
+    CHECK(std::isfinite(dhidden[0]));
+    CHECK(std::isnan(dhidden[1]));
+  }
+}
+
 TEST_CASE("centroid_scores_backward: cosines of very long and very short vectors") {
   small_router one;
   one.params.metric = focus::similarity::cosine;

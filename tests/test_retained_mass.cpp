@@ -123,6 +123,46 @@ TEST_CASE("retained_mass_loss: two logsumexps and their gradient") {
                .separate_masks = true});
 }
 
+TEST_CASE("retained_mass_loss: the reference form says the same") {
+  const attention_case c = weighted({.heads = 4, .kv_heads = 2, .n_q = 40, .n_k = 50});
+  const problem<double> p(c);
+  const std::vector<index_t> rows = every_third(40);
+  gradients<double> got(c), expected(c);
+  const double loss = loss_of(p, got, rows);
+  const call_inputs<double> in = p.inputs();
+  CHECK(std::abs(focus::reference::retained_mass_loss(in.q, in.k, in.query_assignment,
+                                                      in.key_assignment, expected.dquery.view(),
+                                                      expected.dkey.view(), rows, in.pattern) -
+                 loss) < 1e-13);
+  for (std::size_t x : {std::size_t{3}, std::size_t{4}})
+    CHECK(compare_values(gradient_names[x], got.values()[x], expected.values()[x], 1e-14) == "");
+}
+
+TEST_CASE("retained_mass_loss: a small loss among large scores keeps its accuracy") {
+  // Assignments whose products are just below 1 keep nearly all.
+  attention_case c = weighted({.n_q = 60, .n_k = 60, .group_count = 1, .query_magnitude = 30});
+  problem<float> p(c);
+  problem<double> same(c);
+  p.query_assignment.fill([] { return 1.0; });
+  p.key_assignment.fill([] { return 0.99; });
+  same.query_assignment.fill([] { return 1.0; });
+  same.key_assignment.fill([] { return static_cast<double>(0.99f); });
+  gradients<float> g(c);
+  gradients<double> exact(c);
+  // The same numbers in double.
+  const auto copy = [](const auto& from, const auto& to) {
+    for (index_t h = 0; h < from.extent(0); ++h)
+      for (index_t t = 0; t < from.extent(1); ++t)
+        for (index_t x = 0; x < from.extent(2); ++x)
+          to(h, t, x) = static_cast<double>(from(h, t, x));
+  };
+  copy(p.q.view(), same.q.view());
+  copy(p.k.view(), same.k.view());
+  const double loss = loss_of(p, g, {}), expected = loss_of(same, exact, {});
+  // -log(m) near m = 1: an error of a few epsilon in each sum, whatever the scores are.
+  CHECK(std::abs(loss - expected) < 8 * epsilon<float>());
+}
+
 TEST_CASE("retained_mass_loss: with one-hot assignments it is the mass of the hard pattern") {
   const attention_case c = weighted({.one_hot_assignment = true});
   const problem<double> p(c);

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -197,6 +198,39 @@ TEST_CASE("soft_gate_attention_backward: empty rows, and what hidden pairs hold"
   }
 }
 
+TEST_CASE("soft_gate_attention_backward: the assignment of no keys may have any shape") {
+  const attention_case c{.heads = 1, .n_q = 2, .n_k = 0, .group_count = 4};
+  gradient_problem<float> p(c);
+  gradients<float> g(c);
+  const call_inputs<float> in = p.inputs();
+  const focus::matrix_view<const float> of_none(nullptr, {0, 64});
+  focus::soft_gate_attention(in.q, in.k, in.v, in.query_assignment, of_none, in.gate, p.out.view(),
+                             in.pattern, in.score, p.lse.view());
+  focus::soft_gate_attention_backward(in.q, in.k, in.v, in.query_assignment, of_none, in.gate,
+                                      p.out.view(), p.lse.view(), p.dout.view(), {}, {}, {}, {},
+                                      g.dquery.view(), {}, in.pattern);
+  CHECK(g.guards_hold());
+  CHECK(largest_magnitude(g.dquery.values()) == 0);
+}
+
+TEST_CASE("soft_gate_attention_backward: sharpness and lse at the ends of the range") {
+  for (const focus::gate_kind kind : both_kinds) {
+    gradient_problem<float> p({.gate = {.kind = kind, .sharpness = 3e38f}});
+    p.attend(op);
+    for (const auto& values : differentiate<op>(p).values())
+      for (const double x : values) CHECK(std::isfinite(x));
+  }
+  // A logsumexp far below all scores, as no forward pass writes it: what a row does not see stays
+  // out of its reach.
+  const attention_case c{.heads = 1, .n_q = 20, .n_k = 20};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  p.lse.view()(0, 3) = std::numeric_limits<float>::lowest();
+  const gradients<float> g = differentiate<op>(p);
+  for (index_t j = 4; j < c.n_k; ++j)
+    for (index_t x = 0; x < c.d_v; ++x) CHECK(std::isfinite(g.dv.view()(0, j, x)));
+}
+
 TEST_CASE("soft_gate_attention_backward: no allocation with a workspace") {
   const attention_case c{.n_q = 100, .n_k = 100};
   gradient_problem<float> p(c);
@@ -267,7 +301,7 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
          [&](in_matrix, in_matrix, in_matrix, out_matrix dg_q, out_matrix dg_k, options) {
            dg_q = matrix(spare.data(), {6, 4}), dg_k = matrix(spare.data(), {6, 4});
          });
-  refuse("sharpness", [](in_matrix, in_matrix, in_matrix, out_matrix, out_matrix, options gate) {
-    gate.sharpness = static_cast<float>(not_a_number);
-  });
+  for (const double bad : {not_a_number, infinity, -infinity})
+    refuse("sharpness", [bad](in_matrix, in_matrix, in_matrix, out_matrix, out_matrix,
+                              options gate) { gate.sharpness = static_cast<float>(bad); });
 }

@@ -70,7 +70,7 @@ struct backward_arguments {
   }
 };
 
-/// Refuses a view that overlaps any of `others`; (view, name) pairs.
+/// A view and the name that the signature gives it.
 template <class T, int Rank>
 struct named_view {
   const tensor_view<T, Rank>& view;
@@ -79,6 +79,7 @@ struct named_view {
 template <class T, int Rank>
 named_view(const tensor_view<T, Rank>&, const char*) -> named_view<T, Rank>;
 
+/// Refuses an output that overlaps itself or any of `others`.
 template <class Out, class... Others>
 void require_apart(const char* function, const Out& out, const Others&... others) {
   if (out.view.empty()) return;
@@ -135,7 +136,7 @@ auto check_backward_arguments(const char* function, bool only_lse, Q&& q_in, K&&
   apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
 
   using A = accumulator_t<element_of<Q>>;
-  // An argument that is left out is a view of float.
+  // Only q, k and v: what is left out is a view of float, whatever they are.
   static_assert(std::same_as<A, accumulator_t<element_of<K>>> &&
                     std::same_as<A, accumulator_t<element_of<V>>>,
                 "focus: q, k and v must all be double, or all be types whose sums are float.");
@@ -195,6 +196,11 @@ inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
                             attend_local(tile, pattern, first, [&] { attend(no_rules{}); });
                           }};
 }
+
+/// Which of the passes over the same rows one is: dQ is kept between them.
+struct pass_place {
+  bool first, last;
+};
 
 /// The second pass of what needs one only.
 struct no_pass {
@@ -408,8 +414,8 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
                                  (std::min<index_t>)(lanes, width - c));
 }
 
-/// A backward pass after its checks. make_gates(scratch plan): what is gated, and where the
-/// gradients of the assignments go; `ungated` for none.
+/// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
+/// the gradients of the assignments go; `ungated` for none.
 template <class Arguments, class A, class Gates, class First, class Second, class Exec>
 void run_backward(const Arguments& args, const resolved_score<A>& score, const Gates& make_gates,
                   const First& first_pass, const Second& second_pass, Exec& exec) {
@@ -418,10 +424,12 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
   const index_t threads = exec.concurrency();
 
   scratch_plan plan;
-  const auto gates = make_gates(plan);
+  const auto gates = make_gates(plan, threads);
   const wanted_gradients wanted{detail::is_given(args.dout), detail::is_given(args.dq),
                                 detail::is_given(args.dk),   detail::is_given(args.dv),
                                 gates.wants_dquery,          gates.wants_dkey};
+  const bool any_wanted =
+      wanted.dq || wanted.dk || wanted.dv || wanted.dquery_gates || wanted.dkey_gates;
   const index_t segments = gradient_segments(s, first_pass.pairs_a_row + second_pass.pairs_a_row,
                                              (std::max)(first_pass.tiles(), second_pass.tiles()));
   const index_t batch = threads <= 1 ? (std::min<index_t>)(s.kv_heads, 1)
@@ -444,7 +452,7 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
 
   index_t first_head = 0;  // of the batch
   const auto run_pass = [&](const auto& part, const auto& pass, const key_packer<A>& keys,
-                            const key_packer<A>& values, bool goes_on, bool finishes) {
+                            const key_packer<A>& values, pass_place place) {
     const auto token_of = [&](index_t slot) {
       return slot < pass.slots() ? pass.token_of(slot) : -1;
     };
@@ -474,17 +482,18 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
                                head, pass.rows(t), row));
           if (wanted.dout) tile.set_douts([&](index_t r) { return part.dout.row(head, row(r)); });
           const auto gate = gates.begin_tile(memory, tile, row);
-          if (goes_on && wanted.dq)
+          if (wanted.dq && !place.first)
             for (index_t r = 0; r < tile.rows(); ++r)
               copy(sums.dq(memory, head, row(r)), sums.dq(memory, head, row(r)) + tile.dq_stride(),
                    tile.dq(r));
+          if (!any_wanted) continue;
           pass.walk(tile, t, [&](const auto& rules) {
             tile.attend(packed_k, packed_v, score.softcap, rules, gate, token_of, key_sums);
           });
           for (index_t r = 0; r < tile.rows(); ++r) {
-            if (wanted.dq && !finishes)
+            if (wanted.dq && !place.last)
               copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums.dq(memory, head, row(r)));
-            if (wanted.dq && finishes)
+            if (wanted.dq && place.last)
               detail::write_scaled(tile.dq(r), score.scale, part.dq.row(head, row(r)), s.head_dim);
             if (wanted.dquery_gates)
               sums.add(tile.dgates(r), tile.dgates_stride(),
@@ -497,8 +506,9 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
 
   for_each_head_batch(args, batch, [&](const Arguments& part) {
     sums.clear(memory, part.shape.kv_heads, exec);
-    run_pass(part, first_pass, first_keys, first_values, false, !two);
-    if (two) run_pass(part, second_pass, second_keys, second_values, true, true);
+    run_pass(part, first_pass, first_keys, first_values, {.first = true, .last = !two});
+    if (two)
+      run_pass(part, second_pass, second_keys, second_values, {.first = false, .last = true});
     sums.write_key_gradients(memory, part, score.scale, exec);
     sums.add_gate_gradients(memory, part.shape.kv_heads, exec);
     first_head += part.shape.heads;

@@ -160,7 +160,7 @@ template <class A>
 void normalize_backward(const A* unit, const vector_length<A>& length, index_t padded_count,
                         A* gradient) {
   constexpr int lanes = vec<A>::width;
-  if (length.largest == 0) return fill(gradient, gradient + padded_count, A{0});
+  if (length.root == 0) return fill(gradient, gradient + padded_count, A{0});
   vec<A> products = vec<A>::zero();
   for (index_t c = 0; c < padded_count; c += lanes)
     products = fma(vec<A>::load(unit + c), vec<A>::load(gradient + c), products);

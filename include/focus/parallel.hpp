@@ -21,7 +21,8 @@ namespace focus::inline FOCUS_ABI {
 /// Where the parallel loops of a call run: `parallel_for(tasks, body)` calls body(task, worker)
 /// once for each task in [0, tasks), with worker in [0, concurrency()) and no two calls at a time
 /// with the same worker, and returns when all are done. Results never depend on which worker runs
-/// what. Tasks differ in size: hand them out one by one, in order.
+/// what. Tasks differ in size: hand them out one by one, in order. concurrency() stays the same
+/// while a call of the library runs.
 template <class E>
 concept executor = requires(E& e, index_t tasks, void (&body)(index_t, index_t)) {
   { std::as_const(e).concurrency() } -> std::convertible_to<index_t>;

@@ -136,8 +136,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 
     A* const row_losses = losses(site.memory, site.head);
     for (index_t r = 0; r < rows; ++r)
-      if (!is_minus_infinity(full.logsumexp(r)))
-        row_losses[row(r)] = full.logsumexp(r) - gated.logsumexp(r);
+      if (!full.sees_nothing(r)) row_losses[row(r)] = full.logsumexp_above(gated, r);
     // dL / dlse of the gated sum is -1 / terms, and delta its negative.
     return [gated, delta = A{1} / static_cast<A>(terms)](index_t r) {
       return row_state<A>{gated.logsumexp(r), delta};
@@ -236,13 +235,12 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
   const auto g_k = detail::as_const_view(key_assignment);
   const auto dg_q = detail::as_view(dquery_assignment);
   const auto dg_k = detail::as_view(dkey_assignment);
-  detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
+  const index_t groups = detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
   detail::check_rows(name, rows, args.shape.n_q);
   detail::validate(pattern, name);
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const index_t groups = (std::max)(g_q.extent(1), g_k.extent(1));
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
   const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
@@ -252,7 +250,7 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
       A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
       detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>;
   double loss = 0;
-  const auto make_gates = [&](detail::scratch_plan& plan) {
+  const auto make_gates = [&](detail::scratch_plan& plan, index_t workers) {
     const typename gates_type::gates gates{
         {},        g_q,
         g_k,       dg_q,
@@ -260,7 +258,7 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
         &resolved, detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
         groups,    wants_dquery,
         wants_dkey};
-    return gates_type(plan, exec.concurrency(), s, gates, scoring, pass.count(), loss);
+    return gates_type(plan, workers, s, gates, scoring, pass.count(), loss);
   };
   detail::run_backward(args, scoring, make_gates, pass, detail::no_pass{}, exec);
   return loss;

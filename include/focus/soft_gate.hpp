@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 
 #include "focus/attention.hpp"
 #include "focus/attention_arguments.hpp"
@@ -21,7 +22,9 @@ namespace detail {
 inline void validate(const gate_options& gate, const char* function) {
   require(gate.kind == gate_kind::score || gate.kind == gate_kind::weight, function, "gate",
           "gate_kind::score or gate_kind::weight", static_cast<int>(gate.kind));
-  require(!is_nan(gate.sharpness), function, "sharpness", "a number", gate.sharpness);
+  constexpr float most = (std::numeric_limits<float>::max)();
+  require(gate.sharpness >= -most && gate.sharpness <= most, function, "sharpness",
+          "a finite number", gate.sharpness);
 }
 
 /// Checks the assignments; returns the number of groups.
@@ -47,16 +50,18 @@ index_t check_assignments(const char* function, const attention_shape& shape,
   return groups;
 }
 
+/// The same, and overlap with the outputs.
 template <class Arguments, class GQ, class GK>
-void check_gate_arguments(const char* function, const Arguments& args,
-                          const matrix_view<const GQ>& query_assignment,
-                          const matrix_view<const GK>& key_assignment) {
-  check_assignments<typename Arguments::accumulator>(function, args.shape, query_assignment,
-                                                     key_assignment);
+index_t check_gate_arguments(const char* function, const Arguments& args,
+                             const matrix_view<const GQ>& query_assignment,
+                             const matrix_view<const GK>& key_assignment) {
+  const index_t groups = check_assignments<typename Arguments::accumulator>(
+      function, args.shape, query_assignment, key_assignment);
   require_disjoint(args.out, "out", query_assignment, "query_assignment", function);
   require_disjoint(args.out, "out", key_assignment, "key_assignment", function);
   require_disjoint(args.lse, "lse", query_assignment, "query_assignment", function);
   require_disjoint(args.lse, "lse", key_assignment, "key_assignment", function);
+  return groups;
 }
 
 /// Scratch memory of the gates: the key assignments, packed once for all heads, and for each worker
@@ -245,13 +250,12 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
   const auto g_q = detail::as_const_view(query_assignment);
   const auto g_k = detail::as_const_view(key_assignment);
-  detail::check_gate_arguments(name, args, g_q, g_k);
+  const index_t groups = detail::check_gate_arguments(name, args, g_q, g_k);
   detail::validate(gate, name);
   detail::validate(pattern, name);
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const index_t groups = (std::max)(g_q.extent(1), g_k.extent(1));
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
 

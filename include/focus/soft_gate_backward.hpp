@@ -21,12 +21,13 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
+/// Checks the assignments and their gradients; returns the number of groups.
 template <class Arguments, class GQ, class GK, class DGQ, class DGK>
-void check_gate_gradients(const char* function, const Arguments& args,
-                          const matrix_view<const GQ>& query_assignment,
-                          const matrix_view<const GK>& key_assignment,
-                          const matrix_view<DGQ>& dquery_assignment,
-                          const matrix_view<DGK>& dkey_assignment) {
+index_t check_gate_gradients(const char* function, const Arguments& args,
+                             const matrix_view<const GQ>& query_assignment,
+                             const matrix_view<const GK>& key_assignment,
+                             const matrix_view<DGQ>& dquery_assignment,
+                             const matrix_view<DGK>& dkey_assignment) {
   using A = typename Arguments::accumulator;
   const index_t groups =
       check_assignments<A>(function, args.shape, query_assignment, key_assignment);
@@ -46,6 +47,7 @@ void check_gate_gradients(const char* function, const Arguments& args,
   };
   apart_from_all(dg_q);
   apart_from_all(named_view{dkey_assignment, "dkey_assignment"}, dg_q);
+  return groups;
 }
 
 /// The gate of one tile in the backward pass. Query row r of the tile is row_of(r).
@@ -77,20 +79,21 @@ struct backward_gate {
   }
 
   /// Scores to weights P, slopes from dP to dS, gates to dL/dp, for one row.
-  void differentiate(index_t row, index_t base, index_t count, A lse, A delta, A* scores, A* slopes,
-                     A* gates) const {
+  void differentiate(index_t row, slot_range limit, index_t base, index_t count, A lse, A delta,
+                     A* scores, A* slopes, A* gates) const {
     if (kind == gate_kind::weight)
       differentiate_weight(count, lse, delta, scores, slopes, gates);
     else
       differentiate_score(count, lse, delta, scores, slopes, gates);
-    // Local and sink pairs have a fixed gate.
-    fill_near(*pattern, row_of(row), base, count, gates, A{0});
+    // Local and sink pairs have a fixed gate. A row that sees nothing need not exist.
+    if (limit.begin < limit.end) fill_near(*pattern, row_of(row), base, count, gates, A{0});
   }
 
  private:
   /// p to exp(-sharpness p), cut off where sigma is about to leave the normal numbers.
   void exponentiate(index_t count, A* gates) const noexcept {
-    const vec<A> factor = vec<A>::broadcast(-sharpness * log2_e<A>);
+    constexpr A most = (std::numeric_limits<A>::max)();
+    const vec<A> factor = vec<A>::broadcast(std::clamp(-sharpness * log2_e<A>, -most, most));
     const vec<A> highest = vec<A>::broadcast(exp2_highest<A> - 1);
     for (index_t j = 0; j < count; j += lanes)
       exp2<A>(minimum(highest, vec<A>::load(gates + j) * factor)).store(gates + j);
@@ -129,7 +132,7 @@ struct backward_gate {
       const vec<A> dt = weight * (vec<A>::load(slopes + j) - delta_v) * sigma;
       weight.store(scores + j);
       where_zero(weight, zero, dt).store(slopes + j);
-      where_zero(weight, zero, dt * s * factor * (y * sigma)).store(gates + j);
+      where_zero(weight, zero, dt * s * (y * sigma) * factor).store(gates + j);
     }
   }
 };
@@ -204,7 +207,8 @@ struct backward_gates : given_row_states {
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
 ///
-/// A row that sees no key (lse -inf) has no gradient and gives none. Memory is O(n (d + K)).
+/// A row that sees no key (lse -inf) has no gradient and gives none. Memory is O(n (d + K)):
+/// as for attention_backward, and sums of the assignments' gradients.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> QueryAssignment,
           tensor_like<2> KeyAssignment, tensor_like<3> Out = tensor_view<const float, 3>,
           tensor_like<2> Lse = matrix_view<const float>,
@@ -229,18 +233,17 @@ void soft_gate_attention_backward(
   const auto g_k = detail::as_const_view(key_assignment);
   const auto dg_q = detail::as_view(dquery_assignment);
   const auto dg_k = detail::as_view(dkey_assignment);
-  detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
+  const index_t groups = detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
   detail::validate(gate, name);
   detail::validate(pattern, name);
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const index_t groups = (std::max)(g_q.extent(1), g_k.extent(1));
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
   const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
 
-  const auto make_gates = [&](detail::scratch_plan& plan) {
+  const auto make_gates = [&](detail::scratch_plan& plan, index_t) {
     return detail::backward_gates<
         A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
         detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>{

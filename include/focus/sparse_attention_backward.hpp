@@ -72,7 +72,8 @@ inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
 /// @throws invalid_argument before anything is written
 ///
 /// Pairs that the plan leaves out are not computed. The plan itself has no gradient: routers are
-/// trained with soft_gate_attention_backward or retained_mass_loss. Memory is O(n d).
+/// trained with soft_gate_attention_backward or retained_mass_loss. Memory is O(n d): as for
+/// attention_backward, and a second copy of K and V.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
           tensor_like<2> Lse, tensor_like<3> Dout,
           mutable_tensor_like<3> Dq = tensor_view<float, 3>,
@@ -93,7 +94,7 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   pattern_options pattern = plan.pattern();
   if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto no_gates = [](detail::scratch_plan&) {
+  const auto no_gates = [](detail::scratch_plan&, index_t) {
     return detail::ungated{};
   };
 

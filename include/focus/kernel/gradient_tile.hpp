@@ -237,7 +237,7 @@ class gradient_tile {
       const row_state<A> state = state_of(r);
       lse_[r] = is_minus_infinity(state.lse) ? empty_row
                 : is_nan(state.lse)          ? nan_row
-                                             : state.lse * log2_e<A>;
+                                             : (std::max)(state.lse * log2_e<A>, nan_row / 2);
       delta_[r] = state.delta;
     }
     const index_t padded = rows + strip_rows;
@@ -355,8 +355,8 @@ class gradient_tile {
     for (index_t r = 0; r < Rows; ++r) {
       const A lse = lse_[first + r], delta = delta_[first + r];
       if constexpr (Gate::any)
-        gate.differentiate(first + r, base, count, lse, delta, s + r * stride, ds + r * stride,
-                           gate_slopes + at + r * stride);
+        gate.differentiate(first + r, limits_[first + r], base, count, lse, delta, s + r * stride,
+                           ds + r * stride, gate_slopes + at + r * stride);
       else
         differentiate_softmax(count, lse, delta, s + r * stride, ds + r * stride);
       if (lse == nan_row) {

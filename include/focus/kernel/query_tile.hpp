@@ -156,6 +156,14 @@ class query_tile {
     return is_nan(sum_[r]) ? sum_[r] : (top_[r] + std::log2(sum_[r])) * ln_2<A>;
   }
 
+  [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return sum_[r] == A{0}; }
+  /// Its logsumexp less that of the same row in `part`, a sum over some of the same keys. The
+  /// maxima cancel before anything is rounded: small differences keep their accuracy.
+  [[nodiscard]] A logsumexp_above(const query_tile& part, index_t r) const {
+    if (part.sees_nothing(r)) return logsumexp(r) - part.logsumexp(r);
+    return ((top_[r] - part.top_[r]) + (std::log2(sum_[r]) - std::log2(part.sum_[r]))) * ln_2<A>;
+  }
+
   /// Elements of a saved row: its maximum, its sum, and its padded accumulator.
   [[nodiscard]] static index_t saved_size(index_t value_dim) noexcept {
     return round_up(value_dim, tile_sizes<A>::panel) + tile_sizes<A>::lanes;

@@ -237,11 +237,10 @@ void soft_gate_attention_backward(
   const auto g_k = detail::as_const_view(key_assignment);
   const auto dg_q = detail::as_view(dquery_assignment);
   const auto dg_k = detail::as_view(dkey_assignment);
-  detail::check_gate_gradients(function, args, g_q, g_k, dg_q, dg_k);
+  const index_t groups = detail::check_gate_gradients(function, args, g_q, g_k, dg_q, dg_k);
   detail::validate(gate, function);
   detail::validate(pattern, function);
   detail::validate(score, function);
-  const index_t groups = g_q.extent(1);
   using namespace detail::textbook;
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
   sum_rows<double> sum_q(args.shape.n_q, groups), sum_k(args.shape.n_k, groups);
