@@ -11,9 +11,8 @@
 
 #include <focus/focus.hpp>
 
-#include "allocations.hpp"
-#include "machine.hpp"
 #include "masks.hpp"
+#include "meter.hpp"
 #include "workload.hpp"
 
 namespace {
@@ -21,42 +20,6 @@ namespace {
 using focus::index_t;
 
 constexpr index_t heads = 8;
-
-double fma_peak() {
-  static const double peak = bench::measure_fma_peak<float>();
-  return peak;
-}
-
-/// Runs the calls of a benchmark and says of them what it does not.
-class meter {
- public:
-  template <class F>
-  void run(benchmark::State& state, F&& call) {
-    for (auto _ : state) {
-      const long before = bench::allocations;
-      const double start = bench::cpu_seconds();
-      call();
-      seconds_ += bench::cpu_seconds() - start;
-      allocations_ += bench::allocations - before;
-    }
-  }
-  void report(benchmark::State& state, double pairs, index_t tokens, index_t head_dim) const {
-    const auto calls = static_cast<double>(state.iterations());
-    const double flops =
-        static_cast<double>(heads) * bench::flops_per_pair(head_dim) * pairs * calls;
-    const double rate = flops / seconds_;
-    state.counters["GFLOP/s"] = rate / 1e9;
-    state.counters["peak_share"] = rate / peak_;
-    state.counters["pairs_share"] = pairs / bench::causal_pairs(tokens);
-    state.counters["allocations"] = static_cast<double>(allocations_) / calls;
-  }
-  double seconds() const { return seconds_; }
-
- private:
-  double peak_ = fma_peak();  // not to be measured in the time that is measured
-  double seconds_ = 0;
-  long allocations_ = 0;
-};
 
 void dense(benchmark::State& state) {
   const index_t tokens = state.range(0), head_dim = state.range(1);
@@ -68,9 +31,10 @@ void dense(benchmark::State& state) {
     focus::attention(in.q(), in.k(), in.v(), in.out(), focus::full_causal, {}, {}, exec);
   };
   call();
-  meter measured;
+  bench::meter measured;
   measured.run(state, call);
-  measured.report(state, bench::causal_pairs(tokens), tokens, head_dim);
+  measured.report(state, bench::causal_pairs(tokens), heads, bench::flops_per_pair(head_dim),
+                  tokens);
 }
 BENCHMARK(dense)
     ->ArgNames({"tokens", "head_dim"})
@@ -96,10 +60,11 @@ void sparse(benchmark::State& state) {
   };
   call();
   plan_seconds = 0;
-  meter measured;
+  bench::meter measured;
   measured.run(state, call);
   state.counters["plan_share"] = plan_seconds / measured.seconds();
-  measured.report(state, static_cast<double>(plan.allowed_pairs()), tokens, head_dim);
+  measured.report(state, static_cast<double>(plan.allowed_pairs()), heads,
+                  bench::flops_per_pair(head_dim), tokens);
 }
 BENCHMARK(sparse)
     ->ArgNames({"tokens", "head_dim", "groups", "top_k", "window"})

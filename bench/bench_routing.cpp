@@ -91,18 +91,20 @@ void sinkhorn(benchmark::State& state) {
 
 /// All four gradients: the forward product once more, and two of its size.
 void centroid_scores_backward(benchmark::State& state) {
-  const router_inputs in(state.range(0));
-  const std::vector<float> dscores = bench::made_up(in.tokens * groups, 4);
-  std::vector<float> dhidden(in.hidden_data.size()), dprojection(in.projection_data.size()),
-      dbias(static_cast<std::size_t>(d_group)), dcentroids(in.centroid_data.size());
+  const auto in = make_inputs(state.range(0));
+  const std::vector<float> dscores = bench::made_up(in.tokens() * groups, 4);
+  std::vector<float> dhidden(static_cast<std::size_t>(in.hidden().size())),
+      dprojection(static_cast<std::size_t>(in.projection().size())),
+      dbias(static_cast<std::size_t>(d_group)),
+      dcentroids(static_cast<std::size_t>(groups * d_group));
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
   run(state, [&] {
     focus::centroid_scores_backward(
-        in.hidden(), in.params(),
-        focus::matrix_view<const float>(dscores.data(), {in.tokens, groups}),
-        focus::matrix_view<float>(dhidden.data(), {in.tokens, d_model}),
+        in.hidden(), in.params(groups),
+        focus::matrix_view<const float>(dscores.data(), {in.tokens(), groups}),
+        focus::matrix_view<float>(dhidden.data(), {in.tokens(), d_model}),
         focus::matrix_view<float>(dprojection.data(), {d_model, d_group}), dbias,
         focus::matrix_view<float>(dcentroids.data(), {groups, d_group}), exec);
   });
@@ -110,17 +112,18 @@ void centroid_scores_backward(benchmark::State& state) {
 
 /// Without dhidden: what training the router alone needs.
 void centroid_scores_backward_parameters(benchmark::State& state) {
-  const router_inputs in(state.range(0));
-  const std::vector<float> dscores = bench::made_up(in.tokens * groups, 4);
-  std::vector<float> dprojection(in.projection_data.size()),
-      dbias(static_cast<std::size_t>(d_group)), dcentroids(in.centroid_data.size());
+  const auto in = make_inputs(state.range(0));
+  const std::vector<float> dscores = bench::made_up(in.tokens() * groups, 4);
+  std::vector<float> dprojection(static_cast<std::size_t>(in.projection().size())),
+      dbias(static_cast<std::size_t>(d_group)),
+      dcentroids(static_cast<std::size_t>(groups * d_group));
   focus::workspace scratch;
   focus::serial_executor serial;
   auto exec = focus::with_workspace(serial, scratch);
   run(state, [&] {
     focus::centroid_scores_backward(
-        in.hidden(), in.params(),
-        focus::matrix_view<const float>(dscores.data(), {in.tokens, groups}), {},
+        in.hidden(), in.params(groups),
+        focus::matrix_view<const float>(dscores.data(), {in.tokens(), groups}), {},
         focus::matrix_view<float>(dprojection.data(), {d_model, d_group}), dbias,
         focus::matrix_view<float>(dcentroids.data(), {groups, d_group}), exec);
   });
