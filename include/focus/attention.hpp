@@ -122,21 +122,21 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// Softmax attention over all keys that `pattern` makes visible: dense (the default, causal),
 /// windowed, with sinks.
 ///
-///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j),   j local to i or a
-///   sink
+///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j)
+///
+/// over the keys j that are local to i or sinks.
 ///
 /// @param q    [heads, n_q, head_dim], any strides but the last
 /// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
 /// @param v    [kv_heads, n_k, value_dim]
 /// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
-/// argument; slices of one
-///             fused buffer may interleave.
+///             argument; slices of one fused buffer may interleave.
 /// @param pattern  which pairs are visible; with n_q != n_k the last query stands at the last key
 /// unless query_offset is
 ///             given
 /// @param score    scale and softcap
 /// @param lse  [heads, n_q] or {}: log sum_j exp(s_ij), natural logarithm; -inf for a row that sees
-/// no key
+///             no key
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///

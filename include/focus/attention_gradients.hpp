@@ -191,7 +191,9 @@ token_order_pass(index_t, index_t, index_t, Walk) -> token_order_pass<Walk>;
 /// The pass over local pairs and sinks.
 inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
   const key_range middle = pattern.local(n_q / 2);
-  return token_order_pass{n_q, pattern.n_k, middle.size() + pattern.sinks,
+  // Without a window and sinks there are no keys to pack.
+  const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
+  return token_order_pass{n_q, any_local ? pattern.n_k : 0, middle.size() + pattern.sinks,
                           [pattern](auto& tile, index_t first, auto&& attend) {
                             attend_local(tile, pattern, first, [&] { attend(no_rules{}); });
                           }};

@@ -95,7 +95,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
       : gates(base),
         gated_layout(plan, workers, s.head_dim, 0),
         full_layout(plan, workers, 0, 0),
-        products(plan, workers, 0, base.groups),
+        products(plan, workers, base.groups),
         losses_at(plan.add<A>(s.heads * s.n_q)),
         score(scoring),
         heads(s.heads),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <limits>
 
@@ -10,6 +11,7 @@
 #include "focus/attention_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
+#include "focus/kernel/pack.hpp"
 #include "focus/kernel/query_tile.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/options.hpp"
@@ -64,43 +66,32 @@ index_t check_gate_arguments(const char* function, const Arguments& args,
   return groups;
 }
 
-/// Scratch memory of the gates: the key assignments, packed once for all heads, and for each worker
-/// those of its tile's queries and the products g_i . g_j of a strip.
+/// Packs the key assignments, once for all heads, as the keys of one: the products g_i . g_j are
+/// then scores. width: how many of their elements to pack as values too.
+template <class A, class G, class Exec>
+void pack_assignment(const key_packer<A>& packer, const scratch_memory& memory,
+                     const matrix_view<const G>& assignment, index_t width, Exec& exec) {
+  const auto [n_k, groups] = assignment.extents();
+  if (n_k == 0) return;
+  const std::array<index_t, 3> strides{0, assignment.stride(0), 1};
+  const tensor_view<const G, 3> keys(assignment.data(), {1, n_k, groups}, strides);
+  const tensor_view<const G, 3> values(assignment.data(), {1, n_k, width}, strides);
+  packer.pack_in_token_order(memory, keys, values, exec);
+}
+
+/// Each worker's scratch memory for the gates of a tile: its queries' assignments, and the products
+/// g_i . g_j of a strip.
 template <class A>
 class gate_layout {
-  static constexpr int panel = tile_sizes<A>::panel;
-
  public:
-  gate_layout(scratch_plan& plan, index_t workers, index_t n_k, index_t groups)
-      : slots_(round_up(n_k, panel)), groups_(groups) {
-    keys_at_ = plan.add<A>(slots_ * groups_);
+  gate_layout(scratch_plan& plan, index_t workers, index_t groups) {
     scratch_plan one;
-    queries_at_ = one.add<A>(query_rows_size<A>(groups_));
+    queries_at_ = one.add<A>(query_rows_size<A>(groups));
     products_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
   }
 
-  template <class G, class Exec>
-  void pack_keys(const scratch_memory& memory, const matrix_view<const G>& assignment,
-                 Exec& exec) const {
-    constexpr index_t task_panels = 64;
-    const index_t panels = slots_ / panel;
-    exec.parallel_for(ceil_div(panels, task_panels), [&](index_t task, index_t) {
-      const index_t last = (std::min)((task + 1) * task_panels, panels);
-      for (index_t p = task * task_panels; p < last; ++p)
-        pack_rows_as_columns<panel>(
-            [&](int c) -> const G* {
-              const index_t j = p * panel + c;
-              return j < assignment.extent(0) ? assignment.row(j) : nullptr;
-            },
-            groups_, A{1}, memory.at<A>(keys_at_) + p * panel * groups_);
-    });
-  }
-  /// The key assignments in the form of packed keys, for score_slots.
-  [[nodiscard]] packed_keys<A> keys(const scratch_memory& memory) const noexcept {
-    return {memory.at<A>(keys_at_), nullptr, nullptr, slots_, groups_, 0};
-  }
   [[nodiscard]] A* queries(const scratch_memory& memory, index_t worker) const noexcept {
     return memory.at<A>(base_ + static_cast<std::size_t>(worker) * stride_ + queries_at_);
   }
@@ -109,8 +100,7 @@ class gate_layout {
   }
 
  private:
-  index_t slots_, groups_;
-  std::size_t keys_at_ = 0, queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
+  std::size_t queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
 };
 
 /// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count):
@@ -226,13 +216,11 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
 /// @param key_assignment    g of the keys, [n_k, K]; may be the same as query_assignment
 /// @param gate what is gated, and lambda
 /// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
-/// argument; slices of one
-///             fused buffer may interleave.
+///             argument; slices of one fused buffer may interleave.
 /// @param pattern  which pairs are visible at all (causality) and which of them are local or sinks
 /// @param score    scale and softcap (capped before gating)
 /// @param lse  [heads, n_q] or {}: log of the sum of exp(gated score), or of p exp(s), natural
-/// logarithm; -inf for a row
-///             that sees no key
+///             logarithm; -inf for a row that sees no key
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///
@@ -264,11 +252,12 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   detail::scratch_plan plan;
   const detail::key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
   const detail::query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
-  const detail::gate_layout<A> gates(plan, exec.concurrency(), s.n_k, groups);
+  const detail::key_packer<A> gate_packer(plan, 1, s.n_k, groups, 0);
+  const detail::gate_layout<A> gates(plan, exec.concurrency(), groups);
   const detail::scratch_memory memory(exec, plan);
 
-  gates.pack_keys(memory, g_k, exec);
-  const auto key_gates = gates.keys(memory);
+  detail::pack_assignment(gate_packer, memory, g_k, 0, exec);
+  const auto key_gates = gate_packer.head(memory, 0);
   detail::for_each_head_batch(args, batch, [&](const auto& part) {
     packer.pack_in_token_order(memory, part.k, part.v, exec);
     detail::for_each_query_tile<A>(

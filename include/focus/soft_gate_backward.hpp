@@ -152,13 +152,7 @@ struct backward_gates : given_row_states {
 
   template <class Exec>
   void pack(const scratch_memory& memory, Exec& exec) const {
-    const index_t n_k = key_assignment.extent(0);
-    const tensor_view<const GK, 3> one_head(key_assignment.data(), {1, n_k, groups},
-                                            {0, key_assignment.stride(0), 1});
-    const tensor_view<const GK, 3> as_values(key_assignment.data(),
-                                             {1, n_k, wants_dquery ? groups : 0},
-                                             {0, key_assignment.stride(0), 1});
-    if (n_k > 0) packer.pack_in_token_order(memory, one_head, as_values, exec);
+    pack_assignment(packer, memory, key_assignment, wants_dquery ? groups : 0, exec);
   }
   template <class RowOf>
   [[nodiscard]] backward_gate<A, RowOf> begin_tile(const scratch_memory& memory,
@@ -181,11 +175,17 @@ struct backward_gates : given_row_states {
 /// The gradient of soft_gate_attention, for both gates. With P_ij the weights, p_ij = g_i . g_j,
 /// and dout, dlse the gradients of a loss with regard to out and lse:
 ///
-///   delta_i = dout_i . out_i - dlse_i,   dt_ij = P_ij (dout_i . v_j - delta_i)
-///   gate_kind::score   ds_ij = dt_ij sigma_ij,   dp_ij = dt_ij s_ij lambda sigma_ij (1 - sigma_ij)
-///   gate_kind::weight  ds_ij = dt_ij,            dp_ij = exp(s_ij - lse_i) (dout_i . v_j -
-///   delta_i) dq_i = scale sum_j ds_ij k_j,   dk_j = scale sum_i ds_ij q_i,   dv_j = sum_i P_ij
-///   dout_i dg_i = sum over heads and j of dp_ij g_j, and likewise for the keys
+///   delta_i = dout_i . out_i - dlse_i,   e_ij = dout_i . v_j - delta_i
+///
+///   gate_kind::score   ds_ij = P_ij e_ij sigma_ij
+///                      dp_ij = P_ij e_ij s_ij lambda sigma_ij (1 - sigma_ij)
+///
+///   gate_kind::weight  ds_ij = P_ij e_ij
+///                      dp_ij = exp(s_ij - lse_i) e_ij
+///
+///   dq_i = scale sum_j ds_ij k_j,   dk_j = scale sum_i ds_ij q_i,   dv_j = sum_i P_ij dout_i
+///
+///   dg_i = sum over heads and j of dp_ij g_j, and likewise for the keys
 ///
 /// over distant pairs for dp: the gates of local and sink pairs are fixed. Nothing is divided by p:
 /// a pruned pair (p_ij = 0, `weight`) has a finite gradient dp_ij, and can come back; exp(s - lse)
@@ -201,9 +201,8 @@ struct backward_gates : given_row_states {
 /// @param dk    [kv_heads, n_k, head_dim] or {}
 /// @param dv    [kv_heads, n_k, value_dim] or {}
 /// @param dquery_assignment  [n_q, K] or {}, summed over all heads
-/// @param dkey_assignment    [n_k, K] or {}; where both assignments are one, its gradient is the
-/// sum
-///              of the two. No output may overlap another argument.
+/// @param dkey_assignment    [n_k, K] or {}; one assignment for both has the sum of the two as its
+///              gradient. No output may overlap another argument.
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
 ///

@@ -99,11 +99,10 @@ void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern&
 /// @param v    [kv_heads, n_k, value_dim]
 /// @param plan from make_routing_plan; the same for all heads
 /// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
-/// argument; slices of one
-///             fused buffer may interleave.
+///             argument; slices of one fused buffer may interleave.
 /// @param score  scale and softcap
 /// @param lse  [heads, n_q] or {}: log sum_j exp(s_ij), natural logarithm; -inf for a row that sees
-/// no key
+///             no key
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///

@@ -268,15 +268,7 @@ class gradient_tile {
               const Rules& rules, const Gate& gate, TokenOf&& token_of,
               const key_gradients<A>& to) {
     hide_empty_rows();
-    constexpr index_t block_keys = tile_sizes<A>::gradient_keys;
-    slot_range all{keys.slots, 0};
-    for (index_t r = 0; r < rows_; ++r) {
-      if (limits_[r].begin >= limits_[r].end) continue;
-      all.begin = (std::min)(all.begin, limits_[r].begin);
-      all.end = (std::max)(all.end, limits_[r].end);
-    }
-    for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys) {
-      const slot_range block{slot, (std::min)(slot + block_keys, all.end)};
+    const auto differentiate_block = [&](slot_range block) {
       slot_range seen[max_strips];
       for (index_t first = 0; first < rows_; first += strip_rows)
         with_strip_rows<A>(rows_ - first, [&](auto strip) {
@@ -284,7 +276,9 @@ class gradient_tile {
               differentiate<strip()>(first, block, keys, values, softcap, rules, gate);
         });
       if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
-    }
+    };
+    for_each_block<A>(limits_, rows_, keys.slots, tile_sizes<A>::gradient_keys,
+                      differentiate_block);
   }
 
   /// Sums of dQ / scale of row r, and of its assignment's gradient; dq_stride(), dgates_stride()

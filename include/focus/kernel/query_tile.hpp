@@ -112,19 +112,11 @@ class query_tile {
   /// row, block).
   template <class Step>
   void attend_strips(const packed_keys<A>& keys, Step&& step) {
-    constexpr int panel = tile_sizes<A>::panel, block_keys = tile_sizes<A>::block_keys;
-    slot_range all{keys.slots, 0};
-    for (index_t r = 0; r < rows_; ++r) {
-      if (limits_[r].begin >= limits_[r].end) continue;
-      all.begin = (std::min)(all.begin, limits_[r].begin);
-      all.end = (std::max)(all.end, limits_[r].end);
-    }
-    for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys) {
-      const slot_range block{slot, (std::min)(slot + block_keys, all.end)};
+    for_each_block<A>(limits_, rows_, keys.slots, tile_sizes<A>::block_keys, [&](slot_range block) {
       for (index_t first = 0; first < rows_; first += strip_rows)
         with_strip_rows<A>(rows_ - first,
                            [&](auto strip) { step(strip, state_of(first), first, block); });
-    }
+    });
   }
 
   /// Output row r, acc / sum, into `out`; zeros when nothing was seen.

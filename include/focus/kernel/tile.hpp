@@ -108,6 +108,22 @@ slot_range visible_slots(const slot_range* limit, slot_range block) noexcept {
   return {(std::max)(all.begin, block.begin), (std::min)(all.end, block.end)};
 }
 
+/// Calls f(block) for the slots within any of the limits, in blocks of `block_keys` from a panel
+/// border on.
+template <class A, class F>
+void for_each_block(const slot_range* limits, index_t rows, index_t slots, index_t block_keys,
+                    F&& f) {
+  constexpr int panel = tile_sizes<A>::panel;
+  slot_range all{slots, 0};
+  for (index_t r = 0; r < rows; ++r) {
+    if (limits[r].begin >= limits[r].end) continue;
+    all.begin = (std::min)(all.begin, limits[r].begin);
+    all.end = (std::max)(all.end, limits[r].end);
+  }
+  for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys)
+    f(slot_range{slot, (std::min)(slot + block_keys, all.end)});
+}
+
 /// Scores of slots [base, end), base on a panel border, for all rows: scores[r][slot - base].
 template <int Rows, class A>
 void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end, A* scores) {
