@@ -161,7 +161,7 @@ TEST_CASE("scratch memory: each array on cache lines of its own, in one allocati
   CHECK(plan.bytes() == 64 + 128 + 64);
   focus::serial_executor exec;
   CHECK(allocations_of([&] {
-          const focus::detail::scratch_memory memory(exec, plan);
+          const focus::detail::scratch_memory memory(focus::detail::any_executor(exec), plan);
           CHECK(is_aligned(memory.at<double>(doubles_at)));
           CHECK(is_aligned(memory.at<float>(floats_at)));
           std::fill_n(memory.at<std::uint8_t>(bytes_at), 3, std::uint8_t{1});
@@ -178,7 +178,7 @@ TEST_CASE("scratch memory comes from the workspace where there is one") {
   focus::workspace ws;
   auto exec = focus::with_workspace(focus::serial_executor{}, ws);
   const auto use = [&] {
-    const focus::detail::scratch_memory memory(exec, plan);
+    const focus::detail::scratch_memory memory(focus::detail::any_executor(exec), plan);
     CHECK(reinterpret_cast<std::byte*>(memory.at<float>(0)) == ws.reserve(0));
   };
   CHECK(allocations_of(use) == 1);
@@ -189,7 +189,8 @@ TEST_CASE("scratch memory comes from the workspace where there is one") {
 TEST_CASE("nothing planned, nothing allocated") {
   focus::serial_executor exec;
   CHECK(allocations_of([&] {
-          const focus::detail::scratch_memory memory(exec, focus::detail::scratch_plan());
+          const focus::detail::scratch_memory memory{focus::detail::any_executor(exec),
+                                                     focus::detail::scratch_plan()};
         }) == 0);
 }
 

@@ -27,8 +27,8 @@ A query_factor(const resolved_score<A>& score) noexcept {
 
 /// A loop over heads and tiles of query rows, last rows first: they see the most keys, and the
 /// largest task should not come last. body(head, first row, rows, worker).
-template <class A, class Exec, class F>
-void for_each_query_tile(index_t heads, index_t n_q, Exec& exec, F&& body) {
+template <class A, class F>
+void for_each_query_tile(index_t heads, index_t n_q, const any_executor& exec, F&& body) {
   constexpr index_t tile_rows = tile_sizes<A>::tile_rows;
   const index_t tiles = ceil_div(n_q, tile_rows);
   exec.parallel_for(heads * tiles, [&](index_t task, index_t worker) {
@@ -84,9 +84,9 @@ void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row
 
 /// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
 /// a tile over them.
-template <class Arguments, class A, class Exec, class Attend>
-void run_in_token_order(const Arguments& args, const resolved_score<A>& score, Exec& exec,
-                        Attend&& attend) {
+template <class Arguments, class A, class Attend>
+void run_in_token_order(const Arguments& args, const resolved_score<A>& score,
+                        const any_executor& exec, Attend&& attend) {
   const attention_shape& s = args.shape;
   const index_t batch =
       heads_at_once(s, ceil_div(s.n_q, tile_sizes<A>::tile_rows), exec.concurrency());
@@ -108,9 +108,9 @@ void run_in_token_order(const Arguments& args, const resolved_score<A>& score, E
   });
 }
 
-template <class Arguments, class A, class Exec>
+template <class Arguments, class A>
 void run_attention(const Arguments& args, const resolved_pattern& pattern,
-                   const resolved_score<A>& score, Exec& exec) {
+                   const resolved_score<A>& score, const any_executor& exec) {
   run_in_token_order(
       args, score, exec, [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
         attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
@@ -157,7 +157,7 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
 
-  detail::run_attention(args, resolved, scoring, exec);
+  detail::run_attention(args, resolved, scoring, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

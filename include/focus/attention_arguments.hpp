@@ -90,15 +90,10 @@ attention_shape check_attention_inputs(const char* function, const tensor_view<c
 }
 
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
-template <class Q, class K, class V, class Out, class Lse>
-auto check_attention_arguments(const char* function, Q&& q_in, K&& k_in, V&& v_in, Out&& out_in,
-                               Lse&& lse_in) {
-  const auto q = detail::as_const_view(q_in);
-  const auto k = detail::as_const_view(k_in);
-  const auto v = detail::as_const_view(v_in);
-  const auto out = detail::as_view(out_in);
-  const auto lse = detail::as_view(lse_in);
-
+template <class TQ, class TK, class TV, class TOut, class TLse>
+auto check_attention_views(const char* function, const tensor_view<const TQ, 3>& q,
+                           const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
+                           const tensor_view<TOut, 3>& out, const matrix_view<TLse>& lse) {
   const attention_shape s = check_attention_inputs(function, q, k, v);
   require_shape(out, {s.heads, s.n_q, s.value_dim}, function, "out");
   require_data(out, function, "out");
@@ -115,8 +110,16 @@ auto check_attention_arguments(const char* function, Q&& q_in, K&& k_in, V&& v_i
     require_disjoint(lse, "lse", v, "v", function);
     require_disjoint(lse, "lse", out, "out", function);
   }
-  return attention_arguments<element_of<Q>, element_of<K>, element_of<V>, element_of<Out>,
-                             element_of<Lse>>{q, k, v, out, lse, s};
+  return attention_arguments<TQ, TK, TV, TOut, TLse>{q, k, v, out, lse, s};
+}
+
+/// The same for tensors of whatever type: all behind it depends on the types of their elements
+/// alone.
+template <class Q, class K, class V, class Out, class Lse>
+auto check_attention_arguments(const char* function, Q&& q, K&& k, V&& v, Out&& out, Lse&& lse) {
+  return check_attention_views(function, detail::as_const_view(q), detail::as_const_view(k),
+                               detail::as_const_view(v), detail::as_view(out),
+                               detail::as_view(lse));
 }
 
 }  // namespace detail

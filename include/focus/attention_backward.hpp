@@ -53,9 +53,8 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   const detail::attention_shape& s = args.shape;
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
-  detail::run_backward(
-      args, scoring, [](detail::scratch_plan&, index_t) { return detail::ungated{}; },
-      detail::local_pass(resolved, s.n_q), detail::no_pass{}, exec);
+  detail::run_backward(args, scoring, detail::make_ungated{}, detail::local_pass(resolved, s.n_q),
+                       detail::no_pass{}, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -100,22 +100,14 @@ void require_tensor(
 
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
 /// only_lse: out and dout may both be left out.
-template <class Q, class K, class V, class Out, class Lse, class Dout, class Dlse, class Dq,
-          class Dk, class Dv>
-auto check_backward_arguments(const char* function, bool only_lse, Q&& q_in, K&& k_in, V&& v_in,
-                              Out&& out_in, Lse&& lse_in, Dout&& dout_in, Dlse&& dlse_in,
-                              Dq&& dq_in, Dk&& dk_in, Dv&& dv_in) {
-  const auto q = detail::as_const_view(q_in);
-  const auto k = detail::as_const_view(k_in);
-  const auto v = detail::as_const_view(v_in);
-  const auto out = detail::as_const_view(out_in);
-  const auto lse = detail::as_const_view(lse_in);
-  const auto dout = detail::as_const_view(dout_in);
-  const auto dlse = detail::as_const_view(dlse_in);
-  const auto dq = detail::as_view(dq_in);
-  const auto dk = detail::as_view(dk_in);
-  const auto dv = detail::as_view(dv_in);
-
+template <class TQ, class TK, class TV, class TOut, class TLse, class TDout, class TDlse, class TDq,
+          class TDk, class TDv>
+auto check_backward_views(const char* function, bool only_lse, const tensor_view<const TQ, 3>& q,
+                          const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
+                          const tensor_view<const TOut, 3>& out, const matrix_view<const TLse>& lse,
+                          const tensor_view<const TDout, 3>& dout,
+                          const matrix_view<const TDlse>& dlse, const tensor_view<TDq, 3>& dq,
+                          const tensor_view<TDk, 3>& dk, const tensor_view<TDv, 3>& dv) {
   const attention_shape s = check_attention_inputs(function, q, k, v);
   only_lse = only_lse && !detail::is_given(dout);
   require_tensor(out, {s.heads, s.n_q, s.value_dim}, only_lse, function, "out");
@@ -135,18 +127,27 @@ auto check_backward_arguments(const char* function, bool only_lse, Q&& q_in, K&&
   apart_from_inputs(dk_named, dq_named);
   apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
 
-  using A = accumulator_t<element_of<Q>>;
+  using A = accumulator_t<TQ>;
   // Only q, k and v: what is left out is a view of float, whatever they are.
-  static_assert(std::same_as<A, accumulator_t<element_of<K>>> &&
-                    std::same_as<A, accumulator_t<element_of<V>>>,
+  static_assert(std::same_as<A, accumulator_t<TK>> && std::same_as<A, accumulator_t<TV>>,
                 "focus: q, k and v must all be double, or all be types whose sums are float.");
-  static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<element_of<Out>>, float> &&
-                                            std::same_as<accumulator_t<element_of<Dout>>, float>),
+  static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<TOut>, float> &&
+                                            std::same_as<accumulator_t<TDout>, float>),
                 "focus: out and dout may be double only when q, k and v are double.");
-  return backward_arguments<element_of<Q>, element_of<K>, element_of<V>, element_of<Out>,
-                            element_of<Dout>, element_of<Lse>, element_of<Dlse>, element_of<Dq>,
-                            element_of<Dk>, element_of<Dv>>{q,    k,  v,  out, lse, dout,
-                                                            dlse, dq, dk, dv,  s};
+  return backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv>{
+      q, k, v, out, lse, dout, dlse, dq, dk, dv, s};
+}
+
+/// The same for tensors of whatever type.
+template <class Q, class K, class V, class Out, class Lse, class Dout, class Dlse, class Dq,
+          class Dk, class Dv>
+auto check_backward_arguments(const char* function, bool only_lse, Q&& q, K&& k, V&& v, Out&& out,
+                              Lse&& lse, Dout&& dout, Dlse&& dlse, Dq&& dq, Dk&& dk, Dv&& dv) {
+  return check_backward_views(function, only_lse, detail::as_const_view(q),
+                              detail::as_const_view(k), detail::as_const_view(v),
+                              detail::as_const_view(out), detail::as_const_view(lse),
+                              detail::as_const_view(dout), detail::as_const_view(dlse),
+                              detail::as_view(dq), detail::as_view(dk), detail::as_view(dv));
 }
 
 /// Sum of a[c] * b[c] over c < n.
@@ -247,14 +248,18 @@ struct given_row_states {
 struct ungated : given_row_states {
   static constexpr index_t groups = 0;
   static constexpr bool wants_dquery = false, wants_dkey = false;
-  template <class Exec>
-  static void pack(const scratch_memory&, Exec&) noexcept {}
+  static void pack(const scratch_memory&, const any_executor&) noexcept {}
   template <class Tile, class RowOf>
   [[nodiscard]] static no_gate begin_tile(const scratch_memory&, Tile&, RowOf&&) noexcept {
     return {};
   }
-  template <class Sums, class Exec>
-  static void write(const scratch_memory&, const Sums&, Exec&) noexcept {}
+  template <class Sums>
+  static void write(const scratch_memory&, const Sums&, const any_executor&) noexcept {}
+};
+
+/// What run_backward makes its gates with.
+struct make_ungated {
+  ungated operator()(scratch_plan&, index_t) const noexcept { return {}; }
 };
 
 /// The sums that a batch of kv heads keeps in scratch memory, each row padded to whole panels.
@@ -318,8 +323,7 @@ class gradient_sums {
     fill(all_dquery_gates(memory, 0), all_dquery_gates(memory, n_q_), A{0});
     fill(all_dkey_gates(memory, 0), all_dkey_gates(memory, n_k_), A{0});
   }
-  template <class Exec>
-  void clear(const scratch_memory& memory, index_t kv_heads, Exec& exec) const {
+  void clear(const scratch_memory& memory, index_t kv_heads, const any_executor& exec) const {
     exec.parallel_for(kv_heads * segments_, [&](index_t part, index_t) {
       const key_gradients<A> g = keys_of(memory, part / segments_, part % segments_, nullptr);
       fill(g.dk, g.dk + n_k_ * dk_stride_, A{0});
@@ -332,9 +336,9 @@ class gradient_sums {
   }
 
   /// Adds up the segments; writes dk = scale * sum and dv where they are wanted.
-  template <class Arguments, class Exec>
+  template <class Arguments>
   void write_key_gradients(const scratch_memory& memory, const Arguments& args, A scale,
-                           Exec& exec) const {
+                           const any_executor& exec) const {
     if (dk_stride_ == 0 && dv_stride_ == 0) return;
     for_each_row_chunk(args.shape.kv_heads, n_k_, exec, [&](index_t kv_head, index_t j) {
       const key_gradients<A> first = keys_of(memory, kv_head, 0, nullptr);
@@ -349,8 +353,8 @@ class gradient_sums {
 
   /// Adds the assignments' gradients of a batch of kv heads to the totals, in the order of the
   /// heads.
-  template <class Exec>
-  void add_gate_gradients(const scratch_memory& memory, index_t kv_heads, Exec& exec) const {
+  void add_gate_gradients(const scratch_memory& memory, index_t kv_heads,
+                          const any_executor& exec) const {
     if (dquery_gates_stride_ > 0)
       for_each_row_chunk(1, n_q_, exec, [&](index_t, index_t i) {
         for (index_t h = 0; h < kv_heads; ++h)
@@ -370,8 +374,8 @@ class gradient_sums {
   }
 
  private:
-  template <class Exec, class F>
-  static void for_each_row_chunk(index_t heads, index_t rows, Exec& exec, F&& body) {
+  template <class F>
+  static void for_each_row_chunk(index_t heads, index_t rows, const any_executor& exec, F&& body) {
     constexpr index_t chunk = 128;
     const index_t chunks = ceil_div(rows, chunk);
     exec.parallel_for(heads * chunks, [&](index_t task, index_t) {
@@ -418,9 +422,9 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
 
 /// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
 /// the gradients of the assignments go; `ungated` for none.
-template <class Arguments, class A, class Gates, class First, class Second, class Exec>
+template <class Arguments, class A, class Gates, class First, class Second>
 void run_backward(const Arguments& args, const resolved_score<A>& score, const Gates& make_gates,
-                  const First& first_pass, const Second& second_pass, Exec& exec) {
+                  const First& first_pass, const Second& second_pass, const any_executor& exec) {
   const attention_shape& s = args.shape;
   const bool two = second_pass.tiles() > 0;
   const index_t threads = exec.concurrency();

@@ -265,9 +265,9 @@ class centroid_scorer {
 
   /// take(token, scores): the scores of each token, as whole vectors whose lanes from K on mean
   /// nothing.
-  template <class H, class Take, class Exec>
-  void score(const scratch_memory& memory, const matrix_view<const H>& hidden, Exec& exec,
-             Take&& take) const {
+  template <class H, class Take>
+  void score(const scratch_memory& memory, const matrix_view<const H>& hidden,
+             const any_executor& exec, Take&& take) const {
     const index_t n = hidden.extent(0);
     exec.parallel_for(ceil_div(n, task_rows), [&](index_t task, index_t worker) {
       const index_t end = (std::min)((task + 1) * task_rows, n);
@@ -349,6 +349,23 @@ void require_disjoint_from_centroids(const tensor_view<Out, Rank>& out, const ch
   require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
 }
 
+/// Centroid scores after their checks.
+template <class H, class T, class TScore>
+void run_centroid_scores(const matrix_view<const H>& hidden, const centroid_params<T>& params,
+                         const matrix_view<TScore>& scores, const any_executor& exec) {
+  using A = centroid_accumulator<H, T>;
+  const index_t groups = scores.extent(1);
+  scratch_plan plan;
+  const centroid_scorer<A> scorer(plan, exec.concurrency(), hidden.extent(1),
+                                  params.projection.extent(1), groups, params.metric);
+  const scratch_memory memory(exec, plan);
+  scorer.pack(memory, params);
+  scorer.score(memory, hidden, exec, [&](index_t token, const A* row) {
+    for (index_t g = 0; g < groups; ++g)
+      scores(token, g) = detail::narrow<TScore>(static_cast<accumulator_t<TScore>>(row[g]));
+  });
+}
+
 }  // namespace detail
 
 /// Centroid scores (Eq. 1 of arXiv 2604.03260):
@@ -380,19 +397,7 @@ void centroid_scores(const Hidden& hidden, const centroid_params<T>& params, Sco
   detail::require_data(s, name, "scores");
   detail::require_distinct_elements(s, "scores", name);
   detail::require_disjoint_from_centroids(s, "scores", h, params, name);
-  if (n == 0) return;
-
-  using A = detail::centroid_accumulator<detail::element_of<Hidden>, T>;
-  using score_type = detail::element_of<Scores>;
-  detail::scratch_plan plan;
-  const detail::centroid_scorer<A> scorer(plan, exec.concurrency(), h.extent(1),
-                                          params.projection.extent(1), groups, params.metric);
-  const detail::scratch_memory memory(exec, plan);
-  scorer.pack(memory, params);
-  scorer.score(memory, h, exec, [&](index_t token, const A* row) {
-    for (index_t g = 0; g < groups; ++g)
-      s(token, g) = detail::narrow<score_type>(static_cast<accumulator_t<score_type>>(row[g]));
-  });
+  if (n > 0) detail::run_centroid_scores(h, params, s, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -93,9 +93,9 @@ class token_product {
   }
 
   /// take(c, row): row c of X^T Y, as whole vectors whose lanes from `width` on mean nothing.
-  template <class T, class Exec, class Take>
+  template <class T, class Take>
   void run(const scratch_memory& memory, const matrix_view<const T>& x, const token_panels<A>& y,
-           Exec& exec, Take&& take) const {
+           const any_executor& exec, Take&& take) const {
     const index_t columns = x.extent(1);
     const index_t column_tasks = ceil_div(columns, task_columns);
     A* const all_sums = memory.at<A>(sums_at_);
@@ -248,10 +248,10 @@ class centroid_gradient {
     strips_at_ = plan.add<A>(workers * strip_stride());
   }
 
-  template <class H, class T, class DS, class Views, class Exec>
+  template <class H, class T, class DS, class Views>
   void run(const scratch_memory& memory, const matrix_view<const H>& hidden,
            const centroid_params<T>& params, const matrix_view<const DS>& dscores, const Views& to,
-           Exec& exec) {
+           const any_executor& exec) {
     pack(memory, params);
     const token_panels<A> tokens{memory.at<A>(tokens_at_), n_, group_dim_};
     const token_panels<A> dprojected{memory.at<A>(dprojected_at_), n_, group_dim_};
@@ -431,6 +431,17 @@ auto view_centroid_gradients(DH&& dhidden, DW&& dprojection, DB&& dbias, DC&& dc
       detail::as_view(dcentroids)};
 }
 
+/// The gradients after their checks.
+template <class A, class H, class T, class DS, class Views>
+void run_centroid_gradient(const matrix_view<const H>& hidden, const centroid_params<T>& params,
+                           const matrix_view<const DS>& dscores, const Views& to,
+                           const any_executor& exec) {
+  scratch_plan plan;
+  centroid_gradient<A> gradient(plan, exec.concurrency(), hidden.extent(0), params, to);
+  const scratch_memory memory(exec, plan);
+  gradient.run(memory, hidden, params, dscores, to, exec);
+}
+
 }  // namespace detail
 
 /// The gradients of centroid_scores, from that of the scores.
@@ -475,10 +486,7 @@ void centroid_scores_backward(const Hidden& hidden, const centroid_params<T>& pa
 
   using A = std::common_type_t<detail::centroid_accumulator<detail::element_of<Hidden>, T>,
                                accumulator_t<detail::element_of<DScores>>>;
-  detail::scratch_plan plan;
-  detail::centroid_gradient<A> gradient(plan, exec.concurrency(), h.extent(0), params, to);
-  const detail::scratch_memory memory(exec, plan);
-  gradient.run(memory, h, params, ds, to, exec);
+  detail::run_centroid_gradient<A>(h, params, ds, to, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

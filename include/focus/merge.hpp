@@ -65,6 +65,41 @@ void require_same_or_disjoint(const tensor_view<Out, Rank>& out, const char* out
   require_disjoint(out, out_name, other, other_name, function);
 }
 
+/// The merge after its checks.
+template <class A, class TA, class LA, class TB, class LB, class TOut, class LOut>
+void run_merge(const tensor_view<const TA, 3>& out_a, const matrix_view<const LA>& lse_a,
+               const tensor_view<const TB, 3>& out_b, const matrix_view<const LB>& lse_b,
+               const tensor_view<TOut, 3>& out, const matrix_view<LOut>& lse,
+               const any_executor& exec) {
+  constexpr index_t task_rows = 64;
+  const auto [heads, n, value_dim] = out.extents();
+  const index_t tasks_a_head = ceil_div(n, task_rows);
+  exec.parallel_for(heads * tasks_a_head, [&, n = n, value_dim = value_dim](index_t task, index_t) {
+    const index_t h = task / tasks_a_head, first = task % tasks_a_head * task_rows;
+    for (index_t i = first; i < (std::min)(first + task_rows, n); ++i) {
+      const LA a = lse_a(h, i);
+      const LB b = lse_b(h, i);
+      const bool a_empty = is_minus_infinity(a), b_empty = is_minus_infinity(b);
+      TOut* const row = out.row(h, i);
+      if (a_empty && b_empty) {
+        fill(row, row + value_dim, detail::narrow<TOut>(A{0}));
+        lse(h, i) = minus_infinity<LOut>();
+      } else if (b_empty) {
+        copy_row(out_a.row(h, i), value_dim, row);
+        lse(h, i) = static_cast<LOut>(a);
+      } else if (a_empty) {
+        copy_row(out_b.row(h, i), value_dim, row);
+        lse(h, i) = static_cast<LOut>(b);
+      } else {
+        const merge_weights w = weigh_states(static_cast<double>(a), static_cast<double>(b));
+        mix_rows(static_cast<A>(w.a), out_a.row(h, i), static_cast<A>(w.b), out_b.row(h, i),
+                 value_dim, row);
+        lse(h, i) = static_cast<LOut>(w.lse);
+      }
+    }
+  });
+}
+
 }  // namespace detail
 
 /// The attention state (out, lse) over the union of two disjoint sets of keys, from the states over
@@ -131,33 +166,7 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
   detail::require_disjoint(l, "lse", o_a, "out_a", name);
   detail::require_disjoint(l, "lse", o_b, "out_b", name);
 
-  constexpr index_t task_rows = 64;
-  const index_t tasks_a_head = detail::ceil_div(n, task_rows);
-  exec.parallel_for(heads * tasks_a_head, [&](index_t task, index_t) {
-    const index_t h = task / tasks_a_head, first = task % tasks_a_head * task_rows;
-    for (index_t i = first; i < (std::min)(first + task_rows, n); ++i) {
-      const auto a = l_a(h, i);
-      const auto b = l_b(h, i);
-      const bool a_empty = detail::is_minus_infinity(a), b_empty = detail::is_minus_infinity(b);
-      auto* const row = o.row(h, i);
-      if (a_empty && b_empty) {
-        detail::fill(row, row + value_dim, detail::narrow<detail::element_of<Out>>(A{0}));
-        l(h, i) = detail::minus_infinity<lse_type>();
-      } else if (b_empty) {
-        detail::copy_row(o_a.row(h, i), value_dim, row);
-        l(h, i) = static_cast<lse_type>(a);
-      } else if (a_empty) {
-        detail::copy_row(o_b.row(h, i), value_dim, row);
-        l(h, i) = static_cast<lse_type>(b);
-      } else {
-        const detail::merge_weights w =
-            detail::weigh_states(static_cast<double>(a), static_cast<double>(b));
-        detail::mix_rows(static_cast<A>(w.a), o_a.row(h, i), static_cast<A>(w.b), o_b.row(h, i),
-                         value_dim, row);
-        l(h, i) = static_cast<lse_type>(w.lse);
-      }
-    }
-  });
+  detail::run_merge<A>(o_a, l_a, o_b, l_b, o, l, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -150,6 +151,53 @@ constexpr workspace_executor<E> with_workspace(E&& exec, workspace& scratch) noe
 
 namespace detail {
 
+/// The body of a parallel loop, of whatever type: what executors are given to call.
+class loop_body {
+ public:
+  template <class F>
+  requires(!std::same_as<F, loop_body>) explicit loop_body(F& body) noexcept
+      : body_(std::addressof(body)),
+        call_([](void* f, index_t task, index_t worker) { (*static_cast<F*>(f))(task, worker); }) {}
+  void operator()(index_t task, index_t worker) const { call_(body_, task, worker); }
+
+ private:
+  void* body_;
+  void (*call_)(void*, index_t, index_t);
+};
+
+/// An executor of whatever type, and the workspace that it may lend: all that is behind the checks
+/// of a public function is then compiled once, and not once for each type of executor. Refers to
+/// the executor.
+class any_executor {
+ public:
+  template <class E>
+  requires(!std::same_as<std::remove_const_t<E>, any_executor>) explicit any_executor(E& exec)
+      : exec_(const_cast<void*>(static_cast<const void*>(std::addressof(exec)))),
+        loop_([](void* e, index_t tasks, const loop_body& body) {
+          static_cast<E*>(e)->parallel_for(tasks, body);
+        }),
+        concurrency_(static_cast<index_t>(std::as_const(exec).concurrency())) {
+    if constexpr (requires {
+                    { exec.workspace() } -> std::same_as<workspace&>;
+                  })
+      scratch_ = std::addressof(exec.workspace());
+  }
+
+  [[nodiscard]] index_t concurrency() const noexcept { return concurrency_; }
+  template <class F>
+  void parallel_for(index_t tasks, F&& body) const {
+    loop_(exec_, tasks, loop_body(body));
+  }
+  /// Null where none is lent.
+  [[nodiscard]] workspace* scratch() const noexcept { return scratch_; }
+
+ private:
+  void* exec_;
+  void (*loop_)(void*, index_t, const loop_body&);
+  index_t concurrency_;
+  workspace* scratch_ = nullptr;
+};
+
 /// The scratch memory of one call: first each array is planned, then all are allocated at once,
 /// then handed out.
 class scratch_plan {
@@ -173,15 +221,8 @@ class scratch_plan {
 /// The memory itself: the executor's workspace where it lends one, else memory of the call's own.
 class scratch_memory {
  public:
-  template <class E>
-  scratch_memory(E& exec, const scratch_plan& plan) {
-    if constexpr (requires {
-                    { exec.workspace() } -> std::same_as<workspace&>;
-                  })
-      base_ = exec.workspace().reserve(plan.bytes());
-    else
-      base_ = own_.reserve(plan.bytes());
-  }
+  scratch_memory(const any_executor& exec, const scratch_plan& plan)
+      : base_((exec.scratch() != nullptr ? *exec.scratch() : own_).reserve(plan.bytes())) {}
 
   template <class T>
   [[nodiscard]] T* at(std::size_t offset) const noexcept {
@@ -190,7 +231,7 @@ class scratch_memory {
 
  private:
   workspace own_;
-  std::byte* base_ = nullptr;
+  std::byte* base_;
 };
 
 constexpr index_t ceil_div(index_t a, index_t b) noexcept {

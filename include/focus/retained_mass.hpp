@@ -52,17 +52,13 @@ struct row_list_pass {
 };
 
 /// Q and K as the arguments of a backward pass that has nothing else.
-template <class Q, class K>
-auto check_mass_arguments(const char* function, const Q& q_in, const K& k_in) {
-  const auto q = detail::as_const_view(q_in);
-  const auto k = detail::as_const_view(k_in);
-  using A = accumulator_t<element_of<Q>>;
-  static_assert(std::is_same_v<A, accumulator_t<element_of<K>>>,
+template <class TQ, class TK>
+auto check_mass_arguments(const char* function, const tensor_view<const TQ, 3>& q,
+                          const tensor_view<const TK, 3>& k) {
+  static_assert(std::is_same_v<accumulator_t<TQ>, accumulator_t<TK>>,
                 "focus: q and k must both be double, or both be types whose sums are float.");
   const tensor_view<const float, 3> no_values(nullptr, {k.extent(0), k.extent(1), 0});
-  backward_arguments<element_of<Q>, element_of<K>, float, float, float, float, float, float, float,
-                     float>
-      args{};
+  backward_arguments<TQ, TK, float, float, float, float, float, float, float, float> args{};
   args.q = q, args.k = k, args.v = no_values;
   args.shape = check_attention_inputs(function, q, k, no_values);
   return args;
@@ -103,8 +99,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
         terms(rows * s.heads),
         loss(&result) {}
 
-  template <class Exec>
-  void pack(const scratch_memory& memory, Exec& exec) const {
+  void pack(const scratch_memory& memory, const any_executor& exec) const {
     gates::pack(memory, exec);
     fill(losses(memory, 0), losses(memory, heads), A{0});
   }
@@ -143,8 +138,8 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     };
   }
 
-  template <class Exec>
-  void write(const scratch_memory& memory, const gradient_sums<A>& sums, Exec& exec) const {
+  void write(const scratch_memory& memory, const gradient_sums<A>& sums,
+             const any_executor& exec) const {
     gates::write(memory, sums, exec);
     double sum = 0;
     for (const A* x = losses(memory, 0); x != losses(memory, heads); ++x)
@@ -185,6 +180,24 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     exponentiate<Rows>(gated, gated_scores, count, rescale, factors);
   }
 };
+
+/// The retained mass after the checks.
+template <class Arguments, class A, class GQ, class GK, class DGQ, class DGK>
+double run_retained_mass(const Arguments& args,
+                         const assignment_arguments<GQ, GK, DGQ, DGK>& assignments,
+                         std::span<const index_t> rows, const resolved_pattern& pattern,
+                         const resolved_score<A>& score, const any_executor& exec) {
+  const attention_shape& s = args.shape;
+  const row_list_pass pass{rows, s.n_q, &pattern, pattern.visible_end(s.n_q / 2)};
+  double loss = 0;
+  const auto make_gates = [&](scratch_plan& plan, index_t workers) {
+    const auto gates = plan_gates<A>(plan, assignments, {.kind = gate_kind::weight}, pattern);
+    return retained_mass_gates<A, GQ, GK, DGQ, DGK>(plan, workers, s, gates, score, pass.count(),
+                                                    loss);
+  };
+  run_backward(args, score, make_gates, pass, no_pass{}, exec);
+  return loss;
+}
 
 }  // namespace detail
 
@@ -230,38 +243,19 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
                           const pattern_options& pattern = {}, const score_options& score = {},
                           Exec&& exec = {}) {
   constexpr const char* name = "retained_mass_loss";
-  const auto args = detail::check_mass_arguments(name, q, k);
-  const auto g_q = detail::as_const_view(query_assignment);
-  const auto g_k = detail::as_const_view(key_assignment);
-  const auto dg_q = detail::as_view(dquery_assignment);
-  const auto dg_k = detail::as_view(dkey_assignment);
-  const index_t groups = detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
+  const auto args =
+      detail::check_mass_arguments(name, detail::as_const_view(q), detail::as_const_view(k));
+  const auto assignments = detail::check_gate_gradients(
+      name, args, detail::as_const_view(query_assignment), detail::as_const_view(key_assignment),
+      detail::as_view(dquery_assignment), detail::as_view(dkey_assignment));
   detail::check_rows(name, rows, args.shape.n_q);
   detail::validate(pattern, name);
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-  const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
-  const detail::row_list_pass pass{rows, s.n_q, &resolved, resolved.visible_end(s.n_q / 2)};
-
-  using gates_type = detail::retained_mass_gates<
-      A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
-      detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>;
-  double loss = 0;
-  const auto make_gates = [&](detail::scratch_plan& plan, index_t workers) {
-    const typename gates_type::gates gates{
-        {},        g_q,
-        g_k,       dg_q,
-        dg_k,      {.kind = gate_kind::weight},
-        &resolved, detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
-        groups,    wants_dquery,
-        wants_dkey};
-    return gates_type(plan, workers, s, gates, scoring, pass.count(), loss);
-  };
-  detail::run_backward(args, scoring, make_gates, pass, detail::no_pass{}, exec);
-  return loss;
+  return detail::run_retained_mass(args, assignments, rows, detail::resolve(pattern, s.n_q, s.n_k),
+                                   detail::resolve<A>(score, s.head_dim),
+                                   detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -16,6 +16,35 @@
 #include "focus/top_k.hpp"
 
 namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// route after its checks.
+template <class H, class T, class F>
+void run_route(const matrix_view<const H>& hidden, const centroid_params<T>& params,
+               std::span<F> log_group_scale, int k, std::span<group_mask> masks,
+               const sinkhorn_options& options, const any_executor& exec) {
+  using A = centroid_accumulator<H, T>;
+  const index_t groups = params.centroids.extent(0);
+  scratch_plan plan;
+  const centroid_scorer<A> scorer(plan, exec.concurrency(), hidden.extent(1),
+                                  params.projection.extent(1), groups, params.metric);
+  const scratch_memory memory(exec, plan);
+  group_potentials<A> potentials(groups);
+  for (index_t g = 0; g < groups; ++g)
+    potentials[g] = static_cast<A>(log_group_scale[static_cast<std::size_t>(g)]);
+
+  scorer.pack(memory, params);
+  scorer.score(memory, hidden, exec, [&](index_t token, const A* scores) {
+    const vec<A> tau = vec<A>::broadcast(static_cast<A>(options.temperature));
+    A logits[max_groups];
+    for (index_t g = 0; g < groups; g += vec<A>::width)
+      potentials.logits(scores, g, tau).store(logits + g);
+    masks[static_cast<std::size_t>(token)] =
+        best_groups(groups, k, [&](index_t g) { return logits[g]; });
+  });
+}
+
+}  // namespace detail
 
 /// The k best groups of each token, from its hidden state: those with the largest
 ///
@@ -58,26 +87,7 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
   detail::require_disjoint(detail::span_view(out), "masks", detail::span_view(f), "log_group_scale",
                            name);
   detail::validate(options, name);
-  if (n == 0) return;
-
-  using A = detail::centroid_accumulator<detail::element_of<Hidden>, T>;
-  detail::scratch_plan plan;
-  const detail::centroid_scorer<A> scorer(plan, exec.concurrency(), h.extent(1),
-                                          params.projection.extent(1), groups, params.metric);
-  const detail::scratch_memory memory(exec, plan);
-  detail::group_potentials<A> potentials(groups);
-  for (index_t g = 0; g < groups; ++g)
-    potentials[g] = static_cast<A>(f[static_cast<std::size_t>(g)]);
-
-  scorer.pack(memory, params);
-  scorer.score(memory, h, exec, [&](index_t token, const A* scores) {
-    constexpr int lanes = detail::vec<A>::width;
-    const auto tau = detail::vec<A>::broadcast(static_cast<A>(options.temperature));
-    A logits[max_groups];
-    for (index_t g = 0; g < groups; g += lanes) potentials.logits(scores, g, tau).store(logits + g);
-    out[static_cast<std::size_t>(token)] =
-        detail::best_groups(groups, k, [&](index_t g) { return logits[g]; });
-  });
+  if (n > 0) detail::run_route(h, params, f, k, out, options, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -111,13 +111,12 @@ class column_balance {
   /// Those of the iteration that was run last.
   [[nodiscard]] const column_sum& column(index_t g) const noexcept { return column_[g]; }
 
-  template <class Exec>
-  void run(int iterations, const scratch_memory& memory, Exec& exec) {
+  void run(int iterations, const scratch_memory& memory, const any_executor& exec) {
     run(iterations, memory, exec, [](int) {});
   }
   /// after(iteration): called when the potentials of the iteration stand.
-  template <class Exec, class After>
-  void run(int iterations, const scratch_memory& memory, Exec& exec, After&& after) {
+  template <class After>
+  void run(int iterations, const scratch_memory& memory, const any_executor& exec, After&& after) {
     tops_ = memory.at<A>(tops_at_);
     sums_ = memory.at<A>(sums_at_);
     for (int iteration = 0; iteration < iterations && chunks_ > 0; ++iteration) {
@@ -222,9 +221,9 @@ class column_balance {
 };
 
 /// assignment_i = softmax over the groups of scores_i / temperature + f, for each token by itself.
-template <class T, class TOut, class A, class Exec>
+template <class T, class TOut, class A>
 void soften_rows(const matrix_view<const T>& scores, const group_potentials<A>& f,
-                 float temperature, const matrix_view<TOut>& assignment, Exec& exec) {
+                 float temperature, const matrix_view<TOut>& assignment, const any_executor& exec) {
   constexpr index_t task_tokens = 256;
   const index_t n = scores.extent(0);
   const vec<A> tau = vec<A>::broadcast(static_cast<A>(temperature));
@@ -237,6 +236,37 @@ void soften_rows(const matrix_view<const T>& scores, const group_potentials<A>& 
       for (index_t g = 0; g < f.groups(); ++g) out[g] = static_cast<TOut>(weights[g]);
     }
   });
+}
+
+/// The type of sums, where scores and assignment have these types.
+template <class T, class TOut>
+using assignment_accumulator = std::common_type_t<accumulator_t<T>, TOut>;
+
+/// sinkhorn after its checks.
+template <class T, class TOut>
+void run_sinkhorn(const matrix_view<const T>& scores, const matrix_view<TOut>& assignment,
+                  std::span<TOut> log_group_scale, const sinkhorn_options& options,
+                  const any_executor& exec) {
+  using A = assignment_accumulator<T, TOut>;
+  scratch_plan plan;
+  column_balance<A, T> balance(plan, scores, options.temperature);
+  const scratch_memory memory(exec, plan);
+  balance.run(options.iterations, memory, exec);
+  soften_rows(scores, balance.potentials(), options.temperature, assignment, exec);
+  for (index_t g = 0; g < scores.extent(1); ++g)
+    log_group_scale[static_cast<std::size_t>(g)] = static_cast<TOut>(balance.potential(g));
+}
+
+/// assign_groups after its checks.
+template <class T, class F, class TOut>
+void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_group_scale,
+                       const matrix_view<TOut>& assignment, const sinkhorn_options& options,
+                       const any_executor& exec) {
+  group_potentials<assignment_accumulator<T, TOut>> potentials(scores.extent(1));
+  for (index_t g = 0; g < scores.extent(1); ++g)
+    potentials[g] =
+        static_cast<assignment_accumulator<T, TOut>>(log_group_scale[static_cast<std::size_t>(g)]);
+  soften_rows(scores, potentials, options.temperature, assignment, exec);
 }
 
 /// Checks what sinkhorn and assign_groups have in common; throws invalid_argument.
@@ -295,16 +325,7 @@ void sinkhorn(const Scores& scores, Assignment&& assignment, LogGroupScale&& log
   detail::check_assignment_arguments(name, s, q, f, options);
   detail::require_disjoint(detail::span_view(f), "log_group_scale", s, "scores", name);
 
-  using T = detail::element_of<Scores>;
-  using TOut = detail::element_of<Assignment>;
-  using A = std::common_type_t<accumulator_t<T>, TOut>;
-  detail::scratch_plan plan;
-  detail::column_balance<A, T> balance(plan, s, options.temperature);
-  const detail::scratch_memory memory(exec, plan);
-  balance.run(options.iterations, memory, exec);
-  detail::soften_rows(s, balance.potentials(), options.temperature, q, exec);
-  for (index_t g = 0; g < s.extent(1); ++g)
-    f[static_cast<std::size_t>(g)] = static_cast<TOut>(balance.potential(g));
+  detail::run_sinkhorn(s, q, f, options, detail::any_executor(exec));
 }
 
 /// The assignment of tokens one by one, with the column potentials held fixed:
@@ -336,12 +357,7 @@ void assign_groups(const Scores& scores, const LogGroupScale& log_group_scale,
   const auto f = detail::as_span(log_group_scale);
   detail::check_assignment_arguments(name, s, q, f, options);
 
-  using A =
-      std::common_type_t<accumulator_t<detail::element_of<Scores>>, detail::element_of<Assignment>>;
-  detail::group_potentials<A> potentials(s.extent(1));
-  for (index_t g = 0; g < s.extent(1); ++g)
-    potentials[g] = static_cast<A>(f[static_cast<std::size_t>(g)]);
-  detail::soften_rows(s, potentials, options.temperature, q, exec);
+  detail::run_assign_groups(s, f, q, options, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

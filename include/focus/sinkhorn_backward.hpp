@@ -39,8 +39,9 @@ class token_sums {
   }
 
   /// body(token, sums) adds what the token gives to sums, in whole vectors; total receives K sums.
-  template <class Exec, class Body>
-  void run(const scratch_memory& memory, Exec& exec, Body&& body, double* total) const {
+  template <class Body>
+  void run(const scratch_memory& memory, const any_executor& exec, Body&& body,
+           double* total) const {
     A* const all = memory.at<A>(sums_at_);
     exec.parallel_for(chunks_, [&](index_t chunk, index_t) {
       A sums[max_groups] = {};
@@ -120,9 +121,10 @@ class sinkhorn_gradient {
   }
 
   /// gradient [n, K] receives d scores.
-  template <class Q, class DQ, class Exec>
+  template <class Q, class DQ>
   void run(const scratch_memory& memory, const matrix_view<const Q>& assignment,
-           const matrix_view<const DQ>& dassignment, const matrix_view<A>& gradient, Exec& exec) {
+           const matrix_view<const DQ>& dassignment, const matrix_view<A>& gradient,
+           const any_executor& exec) {
     step* const steps = memory.at<step>(steps_at_);
     balance_.run(options_.iterations, memory, exec, [&](int iteration) {
       step& s = steps[iteration];
@@ -254,6 +256,55 @@ void check_potential_gradient(const char* function, std::span<DF> dlog_group_sca
 template <class... T>
 using gradient_accumulator = std::common_type_t<accumulator_t<T>...>;
 
+/// sinkhorn_backward after its checks.
+template <class T, class Q, class DQ, class TOut>
+void run_sinkhorn_backward(const matrix_view<const T>& scores,
+                           const matrix_view<const Q>& assignment,
+                           const matrix_view<const DQ>& dassignment,
+                           const matrix_view<TOut>& dscores, const sinkhorn_options& options,
+                           const any_executor& exec) {
+  using A = gradient_accumulator<T, Q, DQ, TOut>;
+  scratch_plan plan;
+  sinkhorn_gradient<A, T> gradient(plan, scores, options);
+  if constexpr (std::same_as<TOut, A>) {
+    const scratch_memory memory(exec, plan);
+    gradient.run(memory, assignment, dassignment, dscores, exec);
+  } else {
+    const auto [n, groups] = scores.extents();
+    const std::size_t sums_at = plan.add<A>(n * groups);
+    const scratch_memory memory(exec, plan);
+    const matrix_view<A> sums(memory.at<A>(sums_at), {n, groups});
+    gradient.run(memory, assignment, dassignment, sums, exec);
+    for (index_t i = 0; i < n; ++i)
+      for (index_t g = 0; g < groups; ++g)
+        dscores(i, g) = detail::narrow<TOut>(static_cast<accumulator_t<TOut>>(sums(i, g)));
+  }
+}
+
+/// assign_groups_backward after its checks.
+template <class A, class Q, class DQ, class TOut, class TPotential>
+void run_assign_groups_backward(const matrix_view<const Q>& assignment,
+                                const matrix_view<const DQ>& dassignment,
+                                const matrix_view<TOut>& dscores,
+                                std::span<TPotential> dlog_group_scale,
+                                const sinkhorn_options& options, const any_executor& exec) {
+  const index_t groups = assignment.extent(1);
+  scratch_plan plan;
+  const token_sums<A> sums(plan, assignment.extent(0), groups);
+  const scratch_memory memory(exec, plan);
+  const vec<A> temperature = vec<A>::broadcast(static_cast<A>(options.temperature));
+  double total[max_groups];
+  sums.run(
+      memory, exec,
+      [&](index_t i, A* token) {
+        soften_row_backward(assignment.row(i), dassignment.row(i), groups, temperature,
+                            dscores.row(i), token);
+      },
+      total);
+  for (std::size_t g = 0; g < dlog_group_scale.size(); ++g)
+    dlog_group_scale[g] = static_cast<TPotential>(total[g]);
+}
+
 }  // namespace detail
 
 /// The gradient of sinkhorn: from that of the assignment to that of the scores, through all
@@ -290,27 +341,8 @@ void sinkhorn_backward(const Scores& scores, const Assignment& assignment,
   const auto dq = detail::as_const_view(dassignment);
   const auto ds = detail::as_view(dscores);
   detail::check_assignment_gradient_arguments(name, s, f, q, dq, ds, options);
-  const index_t n = s.extent(0), groups = s.extent(1);
-  if (n == 0) return;
-
-  using T = detail::element_of<Scores>;
-  using TOut = detail::element_of<DScores>;
-  using A = detail::gradient_accumulator<T, detail::element_of<Assignment>,
-                                         detail::element_of<DAssignment>, TOut>;
-  detail::scratch_plan plan;
-  detail::sinkhorn_gradient<A, T> gradient(plan, s, options);
-  if constexpr (std::same_as<TOut, A>) {
-    const detail::scratch_memory memory(exec, plan);
-    gradient.run(memory, q, dq, ds, exec);
-  } else {
-    const std::size_t sums_at = plan.add<A>(n * groups);
-    const detail::scratch_memory memory(exec, plan);
-    const matrix_view<A> sums(memory.at<A>(sums_at), {n, groups});
-    gradient.run(memory, q, dq, sums, exec);
-    for (index_t i = 0; i < n; ++i)
-      for (index_t g = 0; g < groups; ++g)
-        ds(i, g) = detail::narrow<TOut>(static_cast<accumulator_t<TOut>>(sums(i, g)));
-  }
+  if (s.extent(0) > 0)
+    detail::run_sinkhorn_backward(s, q, dq, ds, options, detail::any_executor(exec));
 }
 
 /// The gradient of assign_groups, whose potentials are parameters: each token by itself.
@@ -360,20 +392,7 @@ void assign_groups_backward(const Scores& scores, const LogGroupScale& log_group
   using A =
       detail::gradient_accumulator<detail::element_of<Scores>, detail::element_of<Assignment>,
                                    detail::element_of<DAssignment>, detail::element_of<DScores>>;
-  const index_t n = s.extent(0), groups = s.extent(1);
-  detail::scratch_plan plan;
-  const detail::token_sums<A> sums(plan, n, groups);
-  const detail::scratch_memory memory(exec, plan);
-  const auto temperature = detail::vec<A>::broadcast(static_cast<A>(options.temperature));
-  double total[max_groups];
-  sums.run(
-      memory, exec,
-      [&](index_t i, A* token) {
-        detail::soften_row_backward(q.row(i), dq.row(i), groups, temperature, ds.row(i), token);
-      },
-      total);
-  using TPotential = detail::span_element_of<DLogGroupScale>;
-  for (std::size_t g = 0; g < df.size(); ++g) df[g] = static_cast<TPotential>(total[g]);
+  detail::run_assign_groups_backward<A>(q, dq, ds, df, options, detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

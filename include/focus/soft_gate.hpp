@@ -68,9 +68,10 @@ index_t check_gate_arguments(const char* function, const Arguments& args,
 
 /// Packs the key assignments, once for all heads, as the keys of one: the products g_i . g_j are
 /// then scores. width: how many of their elements to pack as values too.
-template <class A, class G, class Exec>
+template <class A, class G>
 void pack_assignment(const key_packer<A>& packer, const scratch_memory& memory,
-                     const matrix_view<const G>& assignment, index_t width, Exec& exec) {
+                     const matrix_view<const G>& assignment, index_t width,
+                     const any_executor& exec) {
   const auto [n_k, groups] = assignment.extents();
   if (n_k == 0) return;
   const std::array<index_t, 3> strides{0, assignment.stride(0), 1};
@@ -194,6 +195,50 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   }
 }
 
+/// Softly gated attention after its checks.
+template <class Arguments, class A, class GQ, class GK>
+void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_assignment,
+                   const matrix_view<const GK>& key_assignment, index_t groups,
+                   const gate_options& gate, const resolved_pattern& pattern,
+                   const resolved_score<A>& score, const any_executor& exec) {
+  const attention_shape& s = args.shape;
+  const index_t batch =
+      heads_at_once(s, ceil_div(s.n_q, tile_sizes<A>::tile_rows), exec.concurrency());
+  scratch_plan plan;
+  const key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
+  const query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const key_packer<A> gate_packer(plan, 1, s.n_k, groups, 0);
+  const gate_layout<A> gates(plan, exec.concurrency(), groups);
+  const scratch_memory memory(exec, plan);
+
+  pack_assignment(gate_packer, memory, key_assignment, 0, exec);
+  const packed_keys<A> key_gates = gate_packer.head(memory, 0);
+  for_each_head_batch(args, batch, [&](const Arguments& part) {
+    packer.pack_in_token_order(memory, part.k, part.v, exec);
+    for_each_query_tile<A>(
+        part.shape.heads, s.n_q, exec,
+        [&](index_t head, index_t first, index_t rows, index_t worker) {
+          query_tile<A> tile(memory, layout, worker);
+          tile.begin(rows, query_factor(score),
+                     [&](index_t r) { return part.q.row(head, first + r); });
+          A* const query_gates = gates.queries(memory, worker);
+          pack_query_rows(
+              rows, groups, A{1}, [&](index_t r) { return query_assignment.row(first + r); },
+              query_gates);
+          for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, pattern.visible_end(first + r)};
+          const packed_keys<A> keys = packer.head(memory, head / s.group_size());
+          tile.attend_strips(keys, [&](auto strip, const strip_state<A>& state, index_t strip_first,
+                                       slot_range block) {
+            attend_gated_block<strip()>(state, keys, block, score.softcap, gate,
+                                        query_gates + strip_first * tile_sizes<A>::depth_chunk,
+                                        key_gates, pattern, first + strip_first, tile.scores(),
+                                        gates.products(memory, worker));
+          });
+          write_rows(part, tile, head, [first](index_t r) { return first + r; });
+        });
+  });
+}
+
 }  // namespace detail
 
 /// Attention over all visible pairs, with the pairs that are neither local nor sinks gated by p_ij
@@ -244,43 +289,8 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-
-  const index_t batch = detail::heads_at_once(
-      s, detail::ceil_div(s.n_q, detail::tile_sizes<A>::tile_rows), exec.concurrency());
-  detail::scratch_plan plan;
-  const detail::key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
-  const detail::query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
-  const detail::key_packer<A> gate_packer(plan, 1, s.n_k, groups, 0);
-  const detail::gate_layout<A> gates(plan, exec.concurrency(), groups);
-  const detail::scratch_memory memory(exec, plan);
-
-  detail::pack_assignment(gate_packer, memory, g_k, 0, exec);
-  const auto key_gates = gate_packer.head(memory, 0);
-  detail::for_each_head_batch(args, batch, [&](const auto& part) {
-    packer.pack_in_token_order(memory, part.k, part.v, exec);
-    detail::for_each_query_tile<A>(
-        part.shape.heads, s.n_q, exec,
-        [&](index_t head, index_t first, index_t rows, index_t worker) {
-          detail::query_tile<A> tile(memory, layout, worker);
-          tile.begin(rows, detail::query_factor(scoring),
-                     [&](index_t r) { return part.q.row(head, first + r); });
-          A* query_gates = gates.queries(memory, worker);
-          detail::pack_query_rows(
-              rows, groups, A{1}, [&](index_t r) { return g_q.row(first + r); }, query_gates);
-          for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, resolved.visible_end(first + r)};
-          const auto keys = packer.head(memory, head / s.group_size());
-          tile.attend_strips(keys, [&](auto strip, const detail::strip_state<A>& state,
-                                       index_t strip_first, detail::slot_range block) {
-            detail::attend_gated_block<strip()>(
-                state, keys, block, scoring.softcap, gate,
-                query_gates + strip_first * detail::tile_sizes<A>::depth_chunk, key_gates, resolved,
-                first + strip_first, tile.scores(), gates.products(memory, worker));
-          });
-          detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
-        });
-  });
+  detail::run_soft_gate(args, g_q, g_k, groups, gate, detail::resolve(pattern, s.n_q, s.n_k),
+                        detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -21,13 +21,22 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// Checks the assignments and their gradients; returns the number of groups.
+/// Views of the assignments and of where their gradients go, after their checks.
+template <class GQ, class GK, class DGQ, class DGK>
+struct assignment_arguments {
+  matrix_view<const GQ> query;
+  matrix_view<const GK> key;
+  matrix_view<DGQ> dquery;
+  matrix_view<DGK> dkey;
+  index_t groups;
+};
+
+/// Checks the assignments and their gradients.
 template <class Arguments, class GQ, class GK, class DGQ, class DGK>
-index_t check_gate_gradients(const char* function, const Arguments& args,
-                             const matrix_view<const GQ>& query_assignment,
-                             const matrix_view<const GK>& key_assignment,
-                             const matrix_view<DGQ>& dquery_assignment,
-                             const matrix_view<DGK>& dkey_assignment) {
+assignment_arguments<GQ, GK, DGQ, DGK> check_gate_gradients(
+    const char* function, const Arguments& args, const matrix_view<const GQ>& query_assignment,
+    const matrix_view<const GK>& key_assignment, const matrix_view<DGQ>& dquery_assignment,
+    const matrix_view<DGK>& dkey_assignment) {
   using A = typename Arguments::accumulator;
   const index_t groups =
       check_assignments<A>(function, args.shape, query_assignment, key_assignment);
@@ -47,7 +56,7 @@ index_t check_gate_gradients(const char* function, const Arguments& args,
   };
   apart_from_all(dg_q);
   apart_from_all(named_view{dkey_assignment, "dkey_assignment"}, dg_q);
-  return groups;
+  return {query_assignment, key_assignment, dquery_assignment, dkey_assignment, groups};
 }
 
 /// The gate of one tile in the backward pass. Query row r of the tile is row_of(r).
@@ -150,8 +159,7 @@ struct backward_gates : given_row_states {
   index_t groups;
   bool wants_dquery, wants_dkey;
 
-  template <class Exec>
-  void pack(const scratch_memory& memory, Exec& exec) const {
+  void pack(const scratch_memory& memory, const any_executor& exec) const {
     pack_assignment(packer, memory, key_assignment, wants_dquery ? groups : 0, exec);
   }
   template <class RowOf>
@@ -160,8 +168,8 @@ struct backward_gates : given_row_states {
     tile.set_gates([&](index_t r) { return query_assignment.row(row_of(r)); });
     return {packer.head(memory, 0), gate.kind, static_cast<A>(gate.sharpness), pattern, row_of};
   }
-  template <class Exec>
-  void write(const scratch_memory& memory, const gradient_sums<A>& sums, Exec&) const {
+  void write(const scratch_memory& memory, const gradient_sums<A>& sums,
+             const any_executor&) const {
     for (index_t i = 0; wants_dquery && i < dquery_assignment.extent(0); ++i)
       detail::write_scaled(sums.all_dquery_gates(memory, i), A{1}, dquery_assignment.row(i),
                            groups);
@@ -169,6 +177,44 @@ struct backward_gates : given_row_states {
       detail::write_scaled(sums.all_dkey_gates(memory, j), A{1}, dkey_assignment.row(j), groups);
   }
 };
+
+/// Plans the gates of a backward pass.
+template <class A, class GQ, class GK, class DGQ, class DGK>
+backward_gates<A, GQ, GK, DGQ, DGK> plan_gates(
+    scratch_plan& plan, const assignment_arguments<GQ, GK, DGQ, DGK>& assignments,
+    const gate_options& gate, const resolved_pattern& pattern) {
+  const bool wants_dquery = detail::is_given(assignments.dquery);
+  const bool wants_dkey = detail::is_given(assignments.dkey);
+  const index_t groups = assignments.groups;
+  return {{},
+          assignments.query,
+          assignments.key,
+          assignments.dquery,
+          assignments.dkey,
+          gate,
+          &pattern,
+          key_packer<A>(plan, 1, pattern.n_k, groups, wants_dquery ? groups : 0),
+          groups,
+          wants_dquery,
+          wants_dkey};
+}
+
+/// The gradient of softly gated attention after the checks.
+template <class Arguments, class Assignments, class A>
+void run_soft_gate_backward(const Arguments& args, const Assignments& assignments,
+                            const gate_options& gate, const resolved_pattern& pattern,
+                            const resolved_score<A>& score, const any_executor& exec) {
+  run_backward(
+      args, score,
+      [&](scratch_plan& plan, index_t) { return plan_gates<A>(plan, assignments, gate, pattern); },
+      token_order_pass{args.shape.n_q, args.shape.n_k, pattern.visible_end(args.shape.n_q / 2),
+                       [&](auto& tile, index_t first, auto&& attend) {
+                         for (index_t r = 0; r < tile.rows(); ++r)
+                           tile.limit(r) = {0, pattern.visible_end(first + r)};
+                         attend(no_rules{});
+                       }},
+      no_pass{}, exec);
+}
 
 }  // namespace detail
 
@@ -228,40 +274,16 @@ void soft_gate_attention_backward(
   constexpr const char* name = "soft_gate_attention_backward";
   const auto args =
       detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
-  const auto g_q = detail::as_const_view(query_assignment);
-  const auto g_k = detail::as_const_view(key_assignment);
-  const auto dg_q = detail::as_view(dquery_assignment);
-  const auto dg_k = detail::as_view(dkey_assignment);
-  const index_t groups = detail::check_gate_gradients(name, args, g_q, g_k, dg_q, dg_k);
+  const auto assignments = detail::check_gate_gradients(
+      name, args, detail::as_const_view(query_assignment), detail::as_const_view(key_assignment),
+      detail::as_view(dquery_assignment), detail::as_view(dkey_assignment));
   detail::validate(gate, name);
   detail::validate(pattern, name);
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-  const bool wants_dquery = detail::is_given(dg_q), wants_dkey = detail::is_given(dg_k);
-
-  const auto make_gates = [&](detail::scratch_plan& plan, index_t) {
-    return detail::backward_gates<
-        A, detail::element_of<QueryAssignment>, detail::element_of<KeyAssignment>,
-        detail::element_of<DqueryAssignment>, detail::element_of<DkeyAssignment>>{
-        {},        g_q,
-        g_k,       dg_q,
-        dg_k,      gate,
-        &resolved, detail::key_packer<A>(plan, 1, s.n_k, groups, wants_dquery ? groups : 0),
-        groups,    wants_dquery,
-        wants_dkey};
-  };
-  detail::run_backward(
-      args, scoring, make_gates,
-      detail::token_order_pass{s.n_q, s.n_k, resolved.visible_end(s.n_q / 2),
-                               [&](auto& tile, index_t first, auto&& attend) {
-                                 for (index_t r = 0; r < tile.rows(); ++r)
-                                   tile.limit(r) = {0, resolved.visible_end(first + r)};
-                                 attend(detail::no_rules{});
-                               }},
-      detail::no_pass{}, exec);
+  detail::run_soft_gate_backward(args, assignments, gate, detail::resolve(pattern, s.n_q, s.n_k),
+                                 detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

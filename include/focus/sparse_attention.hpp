@@ -28,6 +28,13 @@ inline void check_plan_lengths(const routing_plan& plan, const attention_shape& 
                     ", n_k = " + std::to_string(plan.key_count()));
 }
 
+/// The pattern by which a plan's local pairs are computed: in the dense layout those are all.
+inline resolved_pattern resolve(const routing_plan& plan, const attention_shape& s) {
+  pattern_options pattern = plan.pattern();
+  if (plan.layout() == plan_layout::dense) pattern.window = unlimited_window;
+  return detail::resolve(pattern, s.n_q, s.n_k);
+}
+
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
 /// below limit(row). Rows and keys both go up in position: after a search for the first row, the
 /// others walk along.
@@ -87,6 +94,72 @@ void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern&
   attend(strangers{query_masks, plan.key_masks().data(), &pattern, first_row});
 }
 
+/// Sparse attention after its checks.
+template <class Arguments, class A>
+void run_sparse_attention(const Arguments& args, const routing_plan& plan,
+                          const resolved_pattern& pattern, const resolved_score<A>& score,
+                          const any_executor& exec) {
+  if (plan.layout() == plan_layout::tested)
+    return run_in_token_order(
+        args, score, exec, [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
+          attend_tested(tile, plan, pattern, first,
+                        [&](const strangers& rules) { tile.attend(keys, score.softcap, rules); });
+        });
+  if (plan.tiles().empty()) return run_attention(args, pattern, score, exec);
+
+  const attention_shape& s = args.shape;
+  const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
+  const index_t saved_size = query_tile<A>::saved_size(s.value_dim);
+  const auto slots = static_cast<index_t>(plan.key_slots().size());
+  const auto tiles = static_cast<index_t>(plan.tiles().size());
+  const index_t batch = heads_at_once(s, tiles, exec.concurrency());
+  scratch_plan scratch;
+  const key_packer<A> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
+  const key_packer<A> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
+  const query_tile_layout<A> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
+  const std::size_t saved_at =
+      scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
+  const scratch_memory memory(exec, scratch);
+  const auto saved_row = [&](index_t head, index_t i) {
+    return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
+  };
+  const A factor = query_factor(score);
+
+  for_each_head_batch(args, batch, [&](const Arguments& part) {
+    const index_t heads = part.shape.heads;
+    if (any_local) {
+      local_packer.pack_in_token_order(memory, part.k, part.v, exec);
+      for_each_query_tile<A>(
+          heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
+            query_tile<A> tile(memory, layout, worker);
+            tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
+            const packed_keys<A> keys = local_packer.head(memory, head / s.group_size());
+            attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
+            for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
+          });
+    }
+    cell_packer.pack(
+        memory, part.k, part.v,
+        [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
+    exec.parallel_for(tiles * heads, [&](index_t task, index_t worker) {
+      const index_t head = task % heads;
+      const cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
+      const index_t* row = plan.query_order().data() + rows.begin;
+      query_tile<A> tile(memory, layout, worker);
+      tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
+      if (any_local)
+        for (index_t r = 0; r < rows.rows; ++r) {
+          if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
+          tile.restore_row(r, saved_row(head, row[r]));
+        }
+      const packed_keys<A> keys = cell_packer.head(memory, head / s.group_size());
+      attend_distant(tile, plan, rows, pattern,
+                     [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
+      write_rows(part, tile, head, [row](index_t r) { return row[r]; });
+    });
+  });
+}
+
 }  // namespace detail
 
 /// Softmax attention over exactly the pairs that `plan` allows (section 1, step 4 of the method):
@@ -118,74 +191,11 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   constexpr const char* name = "sparse_attention";
   const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
   detail::validate(score, name);
-  const detail::attention_shape& s = args.shape;
-  detail::check_plan_lengths(plan, s, name);
+  detail::check_plan_lengths(plan, args.shape, name);
   using A = typename decltype(args)::accumulator;
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-  pattern_options pattern = plan.pattern();
-  if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  if (plan.layout() == detail::plan_layout::tested)
-    return detail::run_in_token_order(
-        args, scoring, exec, [&](auto& tile, const auto& keys, index_t first) {
-          detail::attend_tested(tile, plan, resolved, first, [&](const auto& rules) {
-            tile.attend(keys, scoring.softcap, rules);
-          });
-        });
-  if (plan.tiles().empty()) return detail::run_attention(args, resolved, scoring, exec);
-
-  const bool any_local = resolved.window >= 0 || resolved.sinks > 0;
-  const index_t saved_size = detail::query_tile<A>::saved_size(s.value_dim);
-  const auto slots = static_cast<index_t>(plan.key_slots().size());
-  const auto tiles = static_cast<index_t>(plan.tiles().size());
-  const index_t batch = detail::heads_at_once(s, tiles, exec.concurrency());
-  detail::scratch_plan scratch;
-  const detail::key_packer<A> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim,
-                                           s.value_dim);
-  const detail::key_packer<A> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
-  const detail::query_tile_layout<A> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
-  const std::size_t saved_at =
-      scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
-  const detail::scratch_memory memory(exec, scratch);
-  const auto saved_row = [&](index_t head, index_t i) {
-    return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
-  };
-  const A factor = detail::query_factor(scoring);
-
-  detail::for_each_head_batch(args, batch, [&](const auto& part) {
-    const index_t heads = part.shape.heads;
-    if (any_local) {
-      local_packer.pack_in_token_order(memory, part.k, part.v, exec);
-      detail::for_each_query_tile<A>(
-          heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
-            detail::query_tile<A> tile(memory, layout, worker);
-            tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
-            const auto keys = local_packer.head(memory, head / s.group_size());
-            detail::attend_local(tile, resolved, first,
-                                 [&] { tile.attend(keys, scoring.softcap); });
-            for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
-          });
-    }
-    cell_packer.pack(
-        memory, part.k, part.v,
-        [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
-    exec.parallel_for(tiles * heads, [&](index_t task, index_t worker) {
-      const index_t head = task % heads;
-      const detail::cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
-      const index_t* row = plan.query_order().data() + rows.begin;
-      detail::query_tile<A> tile(memory, layout, worker);
-      tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
-      if (any_local)
-        for (index_t r = 0; r < rows.rows; ++r) {
-          if (r + 4 < rows.rows) detail::prefetch_row(saved_row(head, row[r + 4]), saved_size);
-          tile.restore_row(r, saved_row(head, row[r]));
-        }
-      const auto keys = cell_packer.head(memory, head / s.group_size());
-      detail::attend_distant(tile, plan, rows, resolved,
-                             [&](const auto& rules) { tile.attend(keys, scoring.softcap, rules); });
-      detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
-    });
-  });
+  detail::run_sparse_attention(args, plan, detail::resolve(plan, args.shape),
+                               detail::resolve<A>(score, args.shape.head_dim),
+                               detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

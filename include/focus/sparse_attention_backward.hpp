@@ -53,6 +53,25 @@ inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
   return pairs / (std::max<index_t>)(plan.query_count(), 1);
 }
 
+/// The gradient of sparse attention after the checks.
+template <class Arguments, class A>
+void run_sparse_backward(const Arguments& args, const routing_plan& plan,
+                         const resolved_pattern& pattern, const resolved_score<A>& score,
+                         const any_executor& exec) {
+  const attention_shape& s = args.shape;
+  if (plan.layout() == plan_layout::tested)
+    return run_backward(args, score, make_ungated{},
+                        token_order_pass{s.n_q, s.n_k, pattern.visible_end(s.n_q / 2),
+                                         [&](auto& tile, index_t first, auto&& attend) {
+                                           attend_tested(tile, plan, pattern, first, attend);
+                                         }},
+                        no_pass{}, exec);
+  if (plan.tiles().empty())
+    return run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q), no_pass{}, exec);
+  run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q),
+               cell_pass{&plan, pattern, met_keys_a_row(plan)}, exec);
+}
+
 }  // namespace detail
 
 /// The gradient of sparse_attention: that of attention_backward over the pairs that `plan` allows.
@@ -87,30 +106,11 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
   detail::validate(score, name);
-  const detail::attention_shape& s = args.shape;
-  detail::check_plan_lengths(plan, s, name);
+  detail::check_plan_lengths(plan, args.shape, name);
   using A = typename decltype(args)::accumulator;
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-  pattern_options pattern = plan.pattern();
-  if (plan.layout() == detail::plan_layout::dense) pattern.window = unlimited_window;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto no_gates = [](detail::scratch_plan&, index_t) {
-    return detail::ungated{};
-  };
-
-  if (plan.layout() == detail::plan_layout::tested)
-    return detail::run_backward(
-        args, scoring, no_gates,
-        detail::token_order_pass{s.n_q, s.n_k, resolved.visible_end(s.n_q / 2),
-                                 [&](auto& tile, index_t first, auto&& attend) {
-                                   detail::attend_tested(tile, plan, resolved, first, attend);
-                                 }},
-        detail::no_pass{}, exec);
-  if (plan.tiles().empty())
-    return detail::run_backward(args, scoring, no_gates, detail::local_pass(resolved, s.n_q),
-                                detail::no_pass{}, exec);
-  detail::run_backward(args, scoring, no_gates, detail::local_pass(resolved, s.n_q),
-                       detail::cell_pass{&plan, resolved, detail::met_keys_a_row(plan)}, exec);
+  detail::run_sparse_backward(args, plan, detail::resolve(plan, args.shape),
+                              detail::resolve<A>(score, args.shape.head_dim),
+                              detail::any_executor(exec));
 }
 
 }  // namespace focus::inline FOCUS_ABI

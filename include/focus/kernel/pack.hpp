@@ -207,9 +207,9 @@ class key_packer {
 
   /// Packs all heads of k and v. token_of(slot): the token to be packed at that slot, or -1 for
   /// none.
-  template <class TK, class TV, class TokenOf, class Exec>
+  template <class TK, class TV, class TokenOf>
   void pack(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
-            const tensor_view<const TV, 3>& v, TokenOf&& token_of, Exec& exec) const {
+            const tensor_view<const TV, 3>& v, TokenOf&& token_of, const any_executor& exec) const {
     const index_t panels = slots_ / panel, tasks_a_head = ceil_div(panels, task_panels);
     exec.parallel_for(k.extent(0) * tasks_a_head, [&](index_t task, index_t) {
       const index_t kv_head = task / tasks_a_head;
@@ -242,9 +242,9 @@ class key_packer {
   }
 
   /// Packs all heads of k and v, token t at slot t.
-  template <class TK, class TV, class Exec>
+  template <class TK, class TV>
   void pack_in_token_order(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
-                           const tensor_view<const TV, 3>& v, Exec& exec) const {
+                           const tensor_view<const TV, 3>& v, const any_executor& exec) const {
     pack(
         memory, k, v, [n = k.extent(1)](index_t slot) { return slot < n ? slot : -1; }, exec);
   }

@@ -237,7 +237,7 @@ void soft_gate_attention_backward(
   const auto g_k = detail::as_const_view(key_assignment);
   const auto dg_q = detail::as_view(dquery_assignment);
   const auto dg_k = detail::as_view(dkey_assignment);
-  const index_t groups = detail::check_gate_gradients(function, args, g_q, g_k, dg_q, dg_k);
+  const index_t groups = detail::check_gate_gradients(function, args, g_q, g_k, dg_q, dg_k).groups;
   detail::validate(gate, function);
   detail::validate(pattern, function);
   detail::validate(score, function);

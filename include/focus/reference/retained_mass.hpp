@@ -29,7 +29,8 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
                           const pattern_options& pattern = {}, const score_options& score = {},
                           [[maybe_unused]] Exec&& exec = {}) {
   constexpr const char* function = "reference::retained_mass_loss";
-  const auto args = detail::check_mass_arguments(function, q, k);
+  const auto args =
+      detail::check_mass_arguments(function, detail::as_const_view(q), detail::as_const_view(k));
   const auto g_q = detail::as_const_view(query_assignment);
   const auto g_k = detail::as_const_view(key_assignment);
   detail::check_gate_gradients(function, args, g_q, g_k, detail::as_view(dquery_assignment),
