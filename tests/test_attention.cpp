@@ -12,6 +12,7 @@
 #include "focus/attention.hpp"
 #include "oracle.hpp"
 
+namespace test_attention {
 namespace {
 
 using namespace oracle;
@@ -362,3 +363,5 @@ TEST_CASE("attention: exceptions from a loop reach the caller") {
 TEST_CASE("attention: bad arguments") {
   check_refusals<call>();
 }
+
+}  // namespace test_attention

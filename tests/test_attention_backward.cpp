@@ -15,6 +15,7 @@
 #include "gradient_checks.hpp"
 #include "oracle.hpp"
 
+namespace test_attention_backward {
 namespace {
 
 using namespace oracle;
@@ -254,3 +255,5 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
   refuse("window", [](args a) { a.pattern.window = -2; });
   refuse("softcap", [](args a) { a.score.softcap = -1.0f; });
 }
+
+}  // namespace test_attention_backward

@@ -17,6 +17,7 @@
 #include "oracle.hpp"
 #include "routing_cases.hpp"
 
+namespace test_centroids {
 namespace {
 
 using namespace oracle;
@@ -249,3 +250,5 @@ TEST_CASE("centroid_scores: an exception of the executor's reaches the caller") 
       focus::centroid_scores(r.hidden_view, r.params, r.scores_view, throwing_executor{}),
       throwing_executor::error);
 }
+
+}  // namespace test_centroids

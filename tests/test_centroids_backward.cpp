@@ -21,6 +21,7 @@
 #include "oracle.hpp"
 #include "routing_cases.hpp"
 
+namespace test_centroids_backward {
 namespace {
 
 using namespace oracle;
@@ -626,3 +627,5 @@ TEST_CASE("centroid_scores_backward: an exception of the executor's reaches the 
   CHECK_THROWS_AS(backward<float>(p, ds, everything, throwing_executor{}),
                   throwing_executor::error);
 }
+
+}  // namespace test_centroids_backward

@@ -7,6 +7,7 @@
 #include "catch.hpp"
 #include "focus/error.hpp"
 
+namespace test_error {
 namespace {
 
 template <class Expected, class Got>
@@ -42,3 +43,5 @@ TEST_CASE("a refusal names function, argument, what was expected and what came")
 TEST_CASE("what holds is not refused") {
   CHECK_NOTHROW(focus::detail::require(true, "attention", "window", "at least -1", -1));
 }
+
+}  // namespace test_error

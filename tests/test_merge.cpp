@@ -17,6 +17,7 @@
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
+namespace test_merge {
 namespace {
 
 using namespace oracle;
@@ -292,3 +293,5 @@ TEST_CASE("merge_attention_states: bad arguments are refused before anything is 
   }
   CHECK(memory == std::vector<float>(100, 99.0f));
 }
+
+}  // namespace test_merge

@@ -14,6 +14,7 @@
 #include "focus/tensor_view.hpp"
 #include "oracle.hpp"
 
+namespace test_overlap {
 namespace {
 
 using focus::index_t;
@@ -184,3 +185,5 @@ TEST_CASE("require_distinct_elements: rows that share memory are no output") {
   CHECK(!has_distinct_elements(tensor_view<float, 3>(x.data(), {2, 2, 4}, {4, 4, 1})));
   CHECK(has_distinct_elements(matrix_view<float>(nullptr, {0, 4}, {0, 1})));
 }
+
+}  // namespace test_overlap

@@ -12,6 +12,7 @@
 #include "executors.hpp"
 #include "focus/parallel.hpp"
 
+namespace test_parallel {
 namespace {
 
 using focus::index_t;
@@ -201,3 +202,5 @@ TEST_CASE("ceil_div and round_up") {
   CHECK(focus::detail::round_up(0, 4) == 0);
   CHECK(focus::detail::round_up(9, 4) == 12);
 }
+
+}  // namespace test_parallel

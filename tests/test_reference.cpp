@@ -10,6 +10,7 @@
 #include "focus/reference.hpp"
 #include "guarded_tensor.hpp"
 
+namespace test_reference {
 namespace {
 
 using focus::group_mask;
@@ -474,3 +475,5 @@ TEST_CASE("bad arguments are refused by name") {
           h.soft_gate({1, 1}, {1, 1}, {}, {}, {.softcap = -1.0f});
         }) == "focus::reference::soft_gate_attention: softcap: expected at least 0, got -1");
 }
+
+}  // namespace test_reference

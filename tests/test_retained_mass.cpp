@@ -17,6 +17,7 @@
 #include "gradient_checks.hpp"
 #include "oracle.hpp"
 
+namespace test_retained_mass {
 namespace {
 
 using namespace oracle;
@@ -273,3 +274,5 @@ TEST_CASE("retained_mass_loss: bad arguments are refused by name, with nothing w
   refuse("window", {}, {.window = -2}, g.dquery.view());
   refuse("dkey_assignment", {}, {}, g.dkey.view());
 }
+
+}  // namespace test_retained_mass

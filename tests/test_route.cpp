@@ -17,6 +17,7 @@
 #include "oracle.hpp"
 #include "routing_cases.hpp"
 
+namespace test_route {
 namespace {
 
 using namespace oracle;
@@ -252,3 +253,5 @@ TEST_CASE("route: bad arguments are refused before anything is written") {
   }
   CHECK(r.out == masks{99, 99});
 }
+
+}  // namespace test_route

@@ -14,6 +14,7 @@
 #include "focus/routing_plan.hpp"
 #include "oracle.hpp"
 
+namespace test_routing_plan {
 namespace {
 
 using namespace oracle;
@@ -231,3 +232,5 @@ TEST_CASE("routing_plan: C arrays and {} are masks") {
   CHECK(focus::make_routing_plan(std::span<const focus::group_mask>(masks), {}, {}).key_count() ==
         0);
 }
+
+}  // namespace test_routing_plan

@@ -10,6 +10,7 @@
 #include "focus/scalar.hpp"
 #include "guarded_tensor.hpp"
 
+namespace test_scalar {
 namespace {
 
 struct unknown_type {};
@@ -185,3 +186,5 @@ TEST_CASE("scalar: types of the user's") {
           focus::detail::narrow<focus::bfloat16>(x).bits);
   }
 }
+
+}  // namespace test_scalar

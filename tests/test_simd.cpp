@@ -17,6 +17,7 @@
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
+namespace test_simd {
 namespace {
 
 using focus::index_t;
@@ -377,3 +378,5 @@ TEST_CASE("sigmoid and tanh: the ends, and NaN") {
       CHECK(std::abs(tanh_of(tiny) / tiny - 1) <= 4 * limits::epsilon());
   });
 }
+
+}  // namespace test_simd

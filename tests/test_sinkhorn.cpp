@@ -18,6 +18,7 @@
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
+namespace test_sinkhorn {
 namespace {
 
 using namespace oracle;
@@ -374,3 +375,5 @@ TEST_CASE("sinkhorn and assign_groups: bad arguments are refused before anything
   }
   CHECK(p.untouched());
 }
+
+}  // namespace test_sinkhorn

@@ -21,6 +21,7 @@
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
+namespace test_sinkhorn_backward {
 namespace {
 
 using namespace oracle;
@@ -650,3 +651,5 @@ TEST_CASE("sinkhorn_backward: an exception of the executor's reaches the caller"
   const gradient_problem<float, float> p({.n = 10});
   CHECK_THROWS_AS(p.backward<float>(throwing_executor{}), throwing_executor::error);
 }
+
+}  // namespace test_sinkhorn_backward

@@ -12,6 +12,7 @@
 #include "focus/soft_gate.hpp"
 #include "oracle.hpp"
 
+namespace test_soft_gate {
 namespace {
 
 using namespace oracle;
@@ -392,3 +393,5 @@ TEST_CASE("soft_gate: bad arguments") {
     in.query_assignment = matrix(spare.data(), {5, 4}), lse = matrix(spare.data(), {2, 5});
   });
 }
+
+}  // namespace test_soft_gate

@@ -16,6 +16,7 @@
 #include "gradient_checks.hpp"
 #include "oracle.hpp"
 
+namespace test_soft_gate_backward {
 namespace {
 
 using namespace oracle;
@@ -305,3 +306,5 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
     refuse("sharpness", [bad](in_matrix, in_matrix, in_matrix, out_matrix, out_matrix,
                               options gate) { gate.sharpness = static_cast<float>(bad); });
 }
+
+}  // namespace test_soft_gate_backward

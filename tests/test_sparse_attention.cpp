@@ -15,6 +15,7 @@
 #include "focus/sparse_attention.hpp"
 #include "oracle.hpp"
 
+namespace test_sparse_attention {
 namespace {
 
 using namespace oracle;
@@ -395,3 +396,5 @@ TEST_CASE("sparse_attention: bad arguments") {
     CHECK(a.untouched());
   }
 }
+
+}  // namespace test_sparse_attention

@@ -14,6 +14,7 @@
 #include "gradient_checks.hpp"
 #include "oracle.hpp"
 
+namespace test_sparse_attention_backward {
 namespace {
 
 using namespace oracle;
@@ -146,3 +147,5 @@ TEST_CASE("sparse_attention_backward: bad arguments are refused by name, with no
   CHECK(refusal("dq", [&] { call(p.plan, g.dk.view(), {}); }) == "");
   CHECK(g.untouched());
 }
+
+}  // namespace test_sparse_attention_backward

@@ -12,6 +12,7 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
+namespace test_tensor_view {
 namespace {
 
 using focus::index_t;
@@ -47,16 +48,18 @@ static_assert(!focus::span_like<std::vector<double>, float>);
 static_assert(!focus::span_like<float*, float>);
 
 }  // namespace
+}  // namespace test_tensor_view
 
 template <>
-struct focus::tensor_traits<engine_matrix> {
-  static matrix_view<float> view(engine_matrix& m) {
-    return {m.elements.data(), {m.rows, m.columns}};
-  }
-  static matrix_view<const float> view(const engine_matrix& m) {
+struct focus::tensor_traits<test_tensor_view::engine_matrix> {
+  using matrix = test_tensor_view::engine_matrix;
+  static matrix_view<float> view(matrix& m) { return {m.elements.data(), {m.rows, m.columns}}; }
+  static matrix_view<const float> view(const matrix& m) {
     return {m.elements.data(), {m.rows, m.columns}};
   }
 };
+
+namespace test_tensor_view {
 
 static_assert(focus::mutable_tensor_like<engine_matrix, 2>);
 static_assert(focus::tensor_like<const engine_matrix, 2>);
@@ -183,3 +186,5 @@ TEST_CASE("require_shape, require_data and require_length say what they expected
   CHECK(text_of([&] { focus::detail::require_length(3, 4, "f", "x"); }) ==
         "focus::f: x: expected length 4, got 3");
 }
+
+}  // namespace test_tensor_view

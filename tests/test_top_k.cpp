@@ -14,6 +14,7 @@
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
+namespace test_top_k {
 namespace {
 
 using namespace oracle;
@@ -145,3 +146,5 @@ TEST_CASE("top_k_groups: bad arguments are refused before anything is written") 
   CHECK(refusal("masks", [&] { focus::top_k_groups(aliased, 1, out); }).empty());
   CHECK(out == masks{99, 99});
 }
+
+}  // namespace test_top_k

@@ -18,6 +18,7 @@
 #include "focus/sparse_attention.hpp"
 #include "oracle.hpp"
 
+namespace test_workspace {
 namespace {
 
 using namespace oracle;
@@ -190,3 +191,5 @@ TEST_CASE("workspace: memory grows with the length, not with its square") {
     CHECK(for_twice.capacity() <= 2 * for_once.capacity() + 4096);
   }
 }
+
+}  // namespace test_workspace

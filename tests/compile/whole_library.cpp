@@ -1,6 +1,6 @@
-// Each function of the library once, against focus::reference, without a test framework: what
-// compiles and holds under any flags. Finite inputs and empty rows only: -ffast-math promises no
-// more.
+// Each function of the library once, on three threads, against focus::reference, without a test
+// framework: what compiles and holds under any flags, and what the thread sanitizer sees. Finite
+// inputs and empty rows only: -ffast-math promises no more.
 #include <cstdio>
 #include <cstdlib>
 
@@ -13,10 +13,13 @@
 #define FOCUS_PANIC(text) focus_test_panic(text)
 #endif
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <focus/focus.hpp>
@@ -26,8 +29,25 @@ namespace {
 
 using focus::index_t;
 
-constexpr index_t heads = 2, kv_heads = 1, tokens = 150, head_dim = 20, value_dim = 12;
+constexpr index_t heads = 2, kv_heads = 1, tokens = 600, head_dim = 20, value_dim = 12;
 constexpr index_t d_model = 24, d_group = 5, groups = 4;
+
+/// Three threads, for all that is checked.
+struct thread_executor {
+  static constexpr index_t concurrency() { return 3; }
+  template <class F>
+  static void parallel_for(index_t tasks, F&& body) {
+    std::atomic<index_t> next{0};
+    const auto work = [&](index_t worker) {
+      for (index_t task = next++; task < tasks; task = next++) body(task, worker);
+    };
+    std::thread second(work, index_t{1}), third(work, index_t{2});
+    work(index_t{0});
+    second.join();
+    third.join();
+  }
+};
+constexpr thread_executor threads;
 
 int failures = 0;
 
@@ -101,40 +121,40 @@ void check_routing(std::vector<focus::group_mask>& masks, tensor<2>& assignment)
                                              .centroids = centroids.view(),
                                              .metric = focus::similarity::cosine};
   tensor<2> scores({tokens, groups}, false), expected({tokens, groups}, false);
-  focus::centroid_scores(hidden.view(), router, scores.view());
+  focus::centroid_scores(hidden.view(), router, scores.view(), threads);
   focus::reference::centroid_scores(hidden.view(), router, expected.view());
   check(scores.close_to(expected), "centroid_scores");
 
   std::vector<float> potentials(groups), expected_potentials(groups);
-  focus::sinkhorn(scores.view(), assignment.view(), potentials);
+  focus::sinkhorn(scores.view(), assignment.view(), potentials, {}, threads);
   focus::reference::sinkhorn(scores.view(), expected.view(), expected_potentials);
   check(assignment.close_to(expected), "sinkhorn");
 
-  focus::assign_groups(scores.view(), potentials, assignment.view());
+  focus::assign_groups(scores.view(), potentials, assignment.view(), {}, threads);
   focus::reference::assign_groups(scores.view(), potentials, expected.view());
   check(assignment.close_to(expected), "assign_groups");
 
   std::vector<focus::group_mask> routed(masks.size());
   focus::top_k_groups(assignment.view(), 2, masks);
-  focus::route(hidden.view(), router, potentials, 2, routed);
+  focus::route(hidden.view(), router, potentials, 2, routed, {}, threads);
   check(masks == routed, "route, top_k_groups");
 
   // And all the way back.
   tensor<2> dassignment({tokens, groups}), dscores({tokens, groups}, false);
   focus::assign_groups_backward(scores.view(), potentials, assignment.view(), dassignment.view(),
-                                dscores.view(), {});
+                                dscores.view(), {}, {}, threads);
   focus::reference::assign_groups_backward(scores.view(), potentials, assignment.view(),
                                            dassignment.view(), expected.view(), {});
   check(dscores.close_to(expected), "assign_groups_backward");
   focus::sinkhorn_backward(scores.view(), assignment.view(), potentials, dassignment.view(),
-                           dscores.view());
+                           dscores.view(), {}, threads);
   focus::reference::sinkhorn_backward(scores.view(), assignment.view(), potentials,
                                       dassignment.view(), expected.view());
   check(dscores.close_to(expected), "sinkhorn_backward");
   tensor<2> dhidden({tokens, d_model}, false), expected_dhidden({tokens, d_model}, false),
       dprojection({d_model, d_group}, false), expected_dprojection({d_model, d_group}, false);
   focus::centroid_scores_backward(hidden.view(), router, dassignment.view(), dhidden.view(),
-                                  dprojection.view(), {}, {});
+                                  dprojection.view(), {}, {}, threads);
   focus::reference::centroid_scores_backward(hidden.view(), router, dassignment.view(),
                                              expected_dhidden.view(), expected_dprojection.view(),
                                              {}, {});
@@ -150,7 +170,7 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   compare(
       "attention",
       [&](auto out, auto lse) {
-        focus::attention(q.view(), k.view(), v.view(), out, pattern, {}, lse);
+        focus::attention(q.view(), k.view(), v.view(), out, pattern, {}, lse, threads);
       },
       [&](auto out, auto lse) {
         focus::reference::attention(q.view(), k.view(), v.view(), out, pattern, {}, lse);
@@ -160,7 +180,7 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   compare(
       "sparse_attention",
       [&](auto out, auto lse) {
-        focus::sparse_attention(q.view(), k.view(), v.view(), plan, out, {}, lse);
+        focus::sparse_attention(q.view(), k.view(), v.view(), plan, out, {}, lse, threads);
       },
       [&](auto out, auto lse) {
         focus::reference::sparse_attention(q.view(), k.view(), v.view(), masks, masks, pattern, out,
@@ -172,7 +192,8 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
         "soft_gate_attention",
         [&](auto out, auto lse) {
           focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(),
-                                     assignment.view(), {.kind = kind}, out, pattern, {}, lse);
+                                     assignment.view(), {.kind = kind}, out, pattern, {}, lse,
+                                     threads);
         },
         [&](auto out, auto lse) {
           focus::reference::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(),
@@ -193,7 +214,7 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   check(zero, "empty rows");
   focus::attention(q.view(), k.view(), v.view(), other.view(), pattern, {}, other_lse.view());
   focus::merge_attention_states(empty.view(), empty_lse.view(), other.view(), other_lse.view(),
-                                merged.view(), merged_lse.view());
+                                merged.view(), merged_lse.view(), threads);
   check(merged.values() == other.values() && merged_lse.values() == other_lse.values(),
         "merge_attention_states");
 }
@@ -208,7 +229,7 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
     gradients got, expected;
     focus::attention(q.view(), k.view(), v.view(), out.view(), pattern, {}, lse.view());
     focus::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(),
-                              got.dq.view(), got.dk.view(), got.dv.view(), pattern);
+                              got.dq.view(), got.dk.view(), got.dv.view(), pattern, {}, threads);
     focus::reference::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(),
                                          dout.view(), expected.dq.view(), expected.dk.view(),
                                          expected.dv.view(), pattern);
@@ -219,7 +240,8 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
     const auto plan = focus::make_routing_plan(masks, pattern);
     focus::sparse_attention(q.view(), k.view(), v.view(), plan, out.view(), {}, lse.view());
     focus::sparse_attention_backward(q.view(), k.view(), v.view(), plan, out.view(), lse.view(),
-                                     dout.view(), got.dq.view(), got.dk.view(), got.dv.view());
+                                     dout.view(), got.dq.view(), got.dk.view(), got.dv.view(), {},
+                                     threads);
     focus::reference::sparse_attention_backward(q.view(), k.view(), v.view(), plan, out.view(),
                                                 lse.view(), dout.view(), expected.dq.view(),
                                                 expected.dk.view(), expected.dv.view());
@@ -230,10 +252,10 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
     const focus::gate_options gate{.kind = kind, .sharpness = 2.0f};
     focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(), assignment.view(),
                                gate, out.view(), pattern, {}, lse.view());
-    focus::soft_gate_attention_backward(q.view(), k.view(), v.view(), assignment.view(),
-                                        assignment.view(), gate, out.view(), lse.view(),
-                                        dout.view(), dlse.view(), got.dq.view(), got.dk.view(),
-                                        got.dv.view(), got.dquery.view(), got.dkey.view(), pattern);
+    focus::soft_gate_attention_backward(
+        q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
+        lse.view(), dout.view(), dlse.view(), got.dq.view(), got.dk.view(), got.dv.view(),
+        got.dquery.view(), got.dkey.view(), pattern, {}, threads);
     focus::reference::soft_gate_attention_backward(
         q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, out.view(),
         lse.view(), dout.view(), dlse.view(), expected.dq.view(), expected.dk.view(),
@@ -244,7 +266,7 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   gradients unused;
   const double loss =
       focus::retained_mass_loss(q.view(), k.view(), assignment.view(), assignment.view(),
-                                unused.dquery.view(), {}, {}, focus::full_causal);
+                                unused.dquery.view(), {}, {}, focus::full_causal, {}, threads);
   check(std::abs(loss) < 1e-5, "retained_mass_loss");
 }
 
