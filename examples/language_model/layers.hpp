@@ -16,6 +16,12 @@ namespace language_model {
 using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using row_vector = Eigen::Matrix<float, 1, Eigen::Dynamic>;
 
+/// The elements of a matrix or a vector, one after the other.
+template <class Derived>
+std::span<float> elements(Eigen::PlainObjectBase<Derived>& m) {
+  return {m.data(), static_cast<std::size_t>(m.size())};
+}
+
 /// The heads of a matrix [tokens, heads * head_dim], as a view [heads, tokens, head_dim].
 inline focus::tensor_view<float, 3> by_head(matrix& x, index_t head_dim) {
   return {x.data(), {x.cols() / head_dim, x.rows(), head_dim}, {head_dim, x.cols(), 1}};

@@ -10,14 +10,6 @@
 
 namespace language_model {
 
-namespace {
-
-std::span<float> elements(row_vector& v) {
-  return {v.data(), static_cast<std::size_t>(v.size())};
-}
-
-}  // namespace
-
 void routed_tokens::assign(focus::matrix_view<const float> hidden, const token_router& by,
                            const training_objective& objective, focus::workspace& workspace,
                            thread_pool& pool) {

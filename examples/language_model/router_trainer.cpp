@@ -13,14 +13,6 @@ namespace {
 /// Of the moving average of the potentials: the last 20 steps make up two thirds of it.
 constexpr double potential_decay = 0.95;
 
-std::span<float> elements(matrix& m) {
-  return {m.data(), static_cast<std::size_t>(m.size())};
-}
-
-std::span<float> elements(row_vector& v) {
-  return {v.data(), static_cast<std::size_t>(v.size())};
-}
-
 /// The parameters' shapes, with zeros.
 token_router zeros_like(const token_router& router) {
   return {.projection = matrix::Zero(router.projection.rows(), router.projection.cols()),

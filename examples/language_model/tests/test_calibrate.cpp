@@ -5,6 +5,7 @@
 #include "calibrate.hpp"
 #include "catch.hpp"
 
+namespace test_calibrate {
 using namespace language_model;
 
 namespace {
@@ -97,3 +98,5 @@ TEST_CASE("calibrate: directions in which nothing varies are left out") {
   CHECK(by.log_group_scale.allFinite());
   CHECK(by.projection.rightCols(2).isZero());
 }
+
+}  // namespace test_calibrate

@@ -4,6 +4,7 @@
 #include "tiny_model.hpp"
 #include "tokenizer.hpp"
 
+namespace test_gguf {
 using namespace language_model;
 
 namespace {
@@ -234,3 +235,5 @@ TEST_CASE("gguf: what cannot be opened is named") {
   require_file_error(read_everything, std::filesystem::temp_directory_path().string(),
                      {"not a regular file"});
 }
+
+}  // namespace test_gguf

@@ -4,6 +4,7 @@
 #include "catch.hpp"
 #include "layers.hpp"
 
+namespace test_layers {
 using namespace language_model;
 
 namespace {
@@ -107,3 +108,5 @@ TEST_CASE("cross_entropy: a vocabulary and rows beyond one block") {
     CHECK(loss == first);
   }
 }
+
+}  // namespace test_layers

@@ -12,6 +12,7 @@
 #include "reference_model.hpp"
 #include "tiny_model.hpp"
 
+namespace test_model {
 using namespace language_model;
 
 namespace {
@@ -222,3 +223,5 @@ TEST_CASE("windowed_pairs: counted one by one") {
             static_cast<double>(pairs));
     }
 }
+
+}  // namespace test_model

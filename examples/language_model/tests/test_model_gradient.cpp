@@ -15,6 +15,7 @@
 #include "router_gating.hpp"
 #include "tiny_model.hpp"
 
+namespace test_model_gradient {
 using namespace language_model;
 
 namespace {
@@ -243,3 +244,5 @@ TEST_CASE("model_gradient: short sequences and tokens that are none") {
   CHECK_THROWS_AS(gradient.loss_and_gradients(std::vector<token_id>{5, 260}, gating),
                   std::out_of_range);
 }
+
+}  // namespace test_model_gradient

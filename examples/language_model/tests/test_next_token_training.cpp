@@ -9,6 +9,7 @@
 #include "tiny_model.hpp"
 #include "training.hpp"
 
+namespace test_next_token_training {
 using namespace language_model;
 
 namespace {
@@ -119,3 +120,5 @@ TEST_CASE("train: by the next-token loss, from a model file and a text to router
   CHECK(routers.groups() == 4);
   CHECK(routers.information.at("method") == "trained: next-token loss through the frozen model");
 }
+
+}  // namespace test_next_token_training

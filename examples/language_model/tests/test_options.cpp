@@ -1,6 +1,7 @@
 #include "catch.hpp"
 #include "options.hpp"
 
+namespace test_options {
 using namespace language_model;
 
 namespace {
@@ -166,3 +167,5 @@ TEST_CASE("options: lists of layers") {
   for (const char* wrong : {"", "6", "2-6", "3-2", "1,", "-1", "x", "1-2-3"})
     CHECK_THROWS_AS(parse_layers(wrong, 6), usage_message);
 }
+
+}  // namespace test_options

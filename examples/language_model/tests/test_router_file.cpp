@@ -4,6 +4,7 @@
 #include "router_file.hpp"
 #include "safetensors.hpp"
 
+namespace test_router_file {
 using namespace language_model;
 
 namespace {
@@ -248,3 +249,5 @@ TEST_CASE("write_file: nothing is left behind where writing fails") {
   write_file(file.path(), "new");
   CHECK(read_file(file.path()) == "new");
 }
+
+}  // namespace test_router_file

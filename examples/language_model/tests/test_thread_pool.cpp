@@ -6,6 +6,7 @@
 #include "catch.hpp"
 #include "thread_pool.hpp"
 
+namespace test_thread_pool {
 using language_model::index_t;
 using language_model::thread_pool;
 
@@ -46,3 +47,5 @@ TEST_CASE("thread_pool: an exception reaches the caller, and the pool goes on") 
     CHECK(ran == 3);
   }
 }
+
+}  // namespace test_thread_pool

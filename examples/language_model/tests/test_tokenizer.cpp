@@ -4,6 +4,7 @@
 #include "tiny_model.hpp"
 #include "tokenizer.hpp"
 
+namespace test_tokenizer {
 using namespace language_model;
 
 namespace {
@@ -144,3 +145,5 @@ TEST_CASE("tokenizer: unsupported kinds and damaged vocabularies are named") {
       },
       {"unknown token 2"});
 }
+
+}  // namespace test_tokenizer

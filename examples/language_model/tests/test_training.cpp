@@ -15,6 +15,7 @@
 #include "tiny_model.hpp"
 #include "training.hpp"
 
+namespace test_training {
 using namespace language_model;
 
 namespace {
@@ -319,3 +320,5 @@ TEST_CASE("train: from a model file and a text to routers, and on from a checkpo
   for (const char* suffix : {".safetensors", ".k2.safetensors", ".k4.safetensors"})
     std::filesystem::remove(with(suffix));
 }
+
+}  // namespace test_training
