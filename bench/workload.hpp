@@ -53,6 +53,31 @@ class attention_inputs {
   std::vector<T> q_, k_, v_, out_;
 };
 
+/// The same with what the gradient of attention reads and writes.
+template <class T = float>
+class gradient_inputs : public attention_inputs<T> {
+ public:
+  gradient_inputs(index_t heads, index_t tokens, index_t head_dim)
+      : attention_inputs<T>(heads, tokens, head_dim),
+        extents_{heads, tokens, head_dim},
+        dout_(made_up<T>(heads * tokens * head_dim, 4)),
+        dq_(dout_.size()),
+        dk_(dout_.size()),
+        dv_(dout_.size()),
+        lse_(static_cast<std::size_t>(heads * tokens)) {}
+
+  focus::tensor_view<const T, 3> dout() const { return {dout_.data(), extents_}; }
+  focus::tensor_view<T, 3> dq() { return {dq_.data(), extents_}; }
+  focus::tensor_view<T, 3> dk() { return {dk_.data(), extents_}; }
+  focus::tensor_view<T, 3> dv() { return {dv_.data(), extents_}; }
+  focus::matrix_view<float> lse() { return {lse_.data(), {extents_[0], extents_[1]}}; }
+
+ private:
+  std::array<index_t, 3> extents_;
+  std::vector<T> dout_, dq_, dk_, dv_;
+  std::vector<float> lse_;
+};
+
 /// What the router of one layer reads: hidden states of storage type T and its own weights, in
 /// float, for any number of groups; the potentials are zero.
 template <class T = float>

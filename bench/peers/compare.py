@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Dense causal attention by this library and by others on one thread, in one table.
+"""Dense causal attention, or its gradient, by this library and by others, one thread, one table.
 
 In each round every library computes the same once, in turn; ratios are medians of the rounds'
 ratios, times are processor time. C++ libraries run in the program `peers`, PyTorch, where it is
 installed, in this one. Each result was compared with focus::reference first.
 """
 import argparse
+import itertools
 import os
 import pathlib
 import statistics
@@ -25,7 +26,7 @@ class Program:
     """`peers` at one shape, waiting for rounds."""
 
     def __init__(self, path, shape):
-        command = [path, "--type", shape.type, "--tokens", str(shape.tokens),
+        command = [path, "--pass", shape.direction, "--type", shape.type, "--tokens", str(shape.tokens),
                    "--head-dim", str(shape.head_dim), "--heads", str(shape.heads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
@@ -55,10 +56,10 @@ class Program:
 
 
 def load_check(program, shape):
-    """Q, K, V and the expected output of a small problem, as bytes of floats; see peers.cpp."""
+    """The inputs and expected results of a small problem, as bytes of floats; see peers.cpp."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "check"
-        subprocess.run([program, "--type", shape.type, "--head-dim", str(shape.head_dim),
+        subprocess.run([program, "--pass", shape.direction, "--type", shape.type, "--head-dim", str(shape.head_dim),
                         "--check-file", str(file)], check=True)
         return file.read_bytes()
 
@@ -88,13 +89,17 @@ def measure(program_path, shape, rounds):
 
 
 def print_table(shape, limits, errors, times):
-    flops = 4 * shape.head_dim * shape.heads * shape.tokens * (shape.tokens + 1) / 2
+    # Operations of a pair: two products forward; backward five, the scores made again among them.
+    # Tensors that are moved: q, k, v and out, and backward the gradients of all four.
+    products, tensors = {"forward": (2, 4), "backward": (5, 8)}[shape.direction]
     exps = shape.heads * shape.tokens * (shape.tokens + 1) / 2
-    moved = 4 * shape.heads * shape.tokens * shape.head_dim * (4 if shape.type == "fp32" else 2)
+    flops = 2 * products * shape.head_dim * exps
+    moved = (tensors * shape.heads * shape.tokens * shape.head_dim *
+             (4 if shape.type == "fp32" else 2))
     work = {"GFLOP/s": flops, "G/s": exps, "GB/s": moved}
     peak = next(float(value) for name, _, value in limits if name.startswith("FMA"))
     focus = times["focus"]
-    print(f"\n{shape.type}, {shape.tokens} tokens, {shape.heads} heads, "
+    print(f"\n{shape.direction}, {shape.type}, {shape.tokens} tokens, {shape.heads} heads, "
           f"head dimension {shape.head_dim}")
     print(f"{'':34} {'ms':>9} {'GFLOP/s':>8} {'of FMA':>7} {'time/focus':>10} {'error':>8}")
     for name, own in times.items():
@@ -118,6 +123,8 @@ def parse_arguments():
     parser.add_argument("--tokens", type=numbers, default=[1024, 4096])
     parser.add_argument("--head-dim", type=numbers, default=[64, 128])
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--pass", dest="directions", type=lambda text: text.split(","),
+                        default=["forward"], help="forward, backward or both")
     parser.add_argument("--types", type=lambda text: text.split(","), default=["fp32"],
                         help="fp32, bf16 or both (bf16: this library and PyTorch)")
     parser.add_argument("--rounds", type=int, default=7)
@@ -128,11 +135,10 @@ def main():
     arguments = parse_arguments()
     if torch_peers.MISSING is not None:
         print(f"PyTorch is left out: {torch_peers.MISSING}")
-    for type_name in arguments.types:
-        for tokens in arguments.tokens:
-            for head_dim in arguments.head_dim:
-                shape = torch_peers.Shape(type_name, tokens, arguments.heads, head_dim)
-                print_table(shape, *measure(arguments.program, shape, arguments.rounds))
+    for direction, type_name, tokens, head_dim in itertools.product(
+            arguments.directions, arguments.types, arguments.tokens, arguments.head_dim):
+        shape = torch_peers.Shape(direction, type_name, tokens, arguments.heads, head_dim)
+        print_table(shape, *measure(arguments.program, shape, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-// Dense causal attention by this library and by others, one thread each: one round whenever a line
-// "round" comes in, so that another program can alternate its own work with it (compare.py). What
-// goes out, with tabs between the fields:
+// Dense causal attention, or its gradient, by this library and by others, one thread each: one
+// round whenever a line "round" comes in, so that another program can alternate its own work with
+// it (compare.py). What goes out, with tabs between the fields:
 //
 //   limit NAME UNIT VALUE    what one core can do at best, measured here
 //   row NAME ERROR           a peer, and its largest error against focus::reference
@@ -35,23 +35,25 @@
 namespace {
 
 using bench::attention_inputs;
+using bench::gradient_inputs;
 using bench::index_t;
 
 struct options {
-  std::string type = "fp32", check_file;
+  std::string pass = "forward", type = "fp32", check_file;
   index_t tokens = 1024, head_dim = 64, heads = 8;
 };
 
 options parse_options(int argc, char** argv) {
   options o;
   bench::command_line line("peers", "dense causal attention by several libraries, in rounds");
+  line.add("--pass", &o.pass, "attention or its gradient", 0, {"forward", "backward"});
   line.add("--type", &o.type, "storage type", 0, {"fp32", "bf16"});
   line.add("--tokens", &o.tokens, "sequence length", 1);
   line.add("--head-dim", &o.head_dim, "head dimension", 1);
   line.add("--heads", &o.heads, "query, key and value heads", 1);
   line.add("--check-file", &o.check_file,
-           "write Q, K, V and the reference's output of the small problem on which peers are "
-           "checked, [2, 600, head_dim] floats each, and end");
+           "write Q, K, V and the reference's output (backward: dout, dQ, dK and dV) of the small "
+           "problem on which peers are checked, [2, 600, head_dim] floats each, and end");
   line.parse(argc, argv);
   return o;
 }
@@ -59,7 +61,7 @@ options parse_options(int argc, char** argv) {
 template <class T>
 struct peer {
   std::string name;
-  std::function<void(attention_inputs<T>&)> attend;
+  std::function<void(gradient_inputs<T>&)> run;
 };
 
 /// This library, with a workspace, as an engine would call it.
@@ -68,6 +70,16 @@ peer<T> make_focus() {
   return {"focus", [scratch = std::make_shared<focus::workspace>()](attention_inputs<T>& in) {
             focus::attention(in.q(), in.k(), in.v(), in.out(), focus::full_causal, {}, {},
                              focus::with_workspace(focus::serial_executor{}, *scratch));
+          }};
+}
+
+/// Its gradient, after the forward pass.
+template <class T>
+peer<T> make_focus_backward() {
+  return {"focus", [scratch = std::make_shared<focus::workspace>()](gradient_inputs<T>& in) {
+            focus::attention_backward(in.q(), in.k(), in.v(), in.out(), in.lse(), in.dout(),
+                                      in.dq(), in.dk(), in.dv(), focus::full_causal, {},
+                                      focus::with_workspace(focus::serial_executor{}, *scratch));
           }};
 }
 
@@ -114,36 +126,52 @@ std::vector<peer<float>> make_peers(const options& o) {
   return peers;
 }
 
+/// What the backward pass needs of the forward pass.
+template <class T>
+void make_state(gradient_inputs<T>& in) {
+  focus::attention(in.q(), in.k(), in.v(), in.out(), focus::full_causal, {}, in.lse());
+}
+
 /// A small problem, with blocks that are not full, and what focus::reference makes of it.
 template <class T>
 class check {
  public:
-  explicit check(index_t head_dim) : in_(heads, tokens, head_dim) {
-    focus::reference::attention(in_.q(), in_.k(), in_.v(), in_.out());
-    expected_ = widened(in_.out());
+  check(bool backward, index_t head_dim) : backward_(backward), in_(heads, tokens, head_dim) {
+    focus::reference::attention(in_.q(), in_.k(), in_.v(), in_.out(), focus::full_causal, {},
+                                in_.lse());
+    if (backward)
+      focus::reference::attention_backward(in_.q(), in_.k(), in_.v(), in_.out(), in_.lse(),
+                                           in_.dout(), in_.dq(), in_.dk(), in_.dv());
+    for (const focus::tensor_view<T, 3>& result : results()) expected_.push_back(widened(result));
   }
 
   /// The largest error. Inputs and outputs are of order 1: a wrong mask or scale shows in the first
   /// digits, and is refused.
   double error_of(const peer<T>& candidate) {
     constexpr double most = sizeof(T) == 4 ? 1e-4 : 3e-2;
-    focus::tensor_view<T, 3> out = in_.out();
-    std::fill(out.data(), out.data() + out.size(),
-              focus::scalar_traits<T>::from_accumulator(std::nanf("")));
-    candidate.attend(in_);
-    const std::vector<float> got = widened(out);
+    for (const focus::tensor_view<T, 3>& result : results())
+      std::fill(result.data(), result.data() + result.size(),
+                focus::scalar_traits<T>::from_accumulator(std::nanf("")));
+    candidate.run(in_);
     double error = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      const double off = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected_[i]));
-      if (!(off <= most)) throw std::runtime_error(candidate.name + " computes something else");
-      error = (std::max)(error, off);
+    for (std::size_t r = 0; r < expected_.size(); ++r) {
+      const std::vector<float> got = widened(results()[r]);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double off =
+            std::abs(static_cast<double>(got[i]) - static_cast<double>(expected_[r][i]));
+        if (!(off <= most)) throw std::runtime_error(candidate.name + " computes something else");
+        error = (std::max)(error, off);
+      }
     }
     return error;
   }
 
   void write(const std::string& path) const {
     std::ofstream file(path, std::ios::binary);
-    for (const auto& part : {widened(in_.q()), widened(in_.k()), widened(in_.v()), expected_})
+    std::vector<std::vector<float>> parts = {widened(in_.q()), widened(in_.k()), widened(in_.v())};
+    if (backward_) parts.push_back(widened(in_.dout()));
+    parts.insert(parts.end(), expected_.begin(), expected_.end());
+    for (const auto& part : parts)
       file.write(reinterpret_cast<const char*>(part.data()),
                  static_cast<std::streamsize>(part.size() * sizeof(float)));
     if (!file.flush()) throw std::runtime_error(path + " cannot be written");
@@ -160,8 +188,14 @@ class check {
     return values;
   }
 
-  attention_inputs<T> in_;
-  std::vector<float> expected_;
+  std::vector<focus::tensor_view<T, 3>> results() {
+    if (backward_) return {in_.dq(), in_.dk(), in_.dv()};
+    return {in_.out()};
+  }
+
+  bool backward_;
+  gradient_inputs<T> in_;
+  std::vector<std::vector<float>> expected_;
 };
 
 void print_limits() {
@@ -177,19 +211,22 @@ void print_limits() {
 
 template <class T>
 void run(const options& o) {
-  check<T> small(o.head_dim);
+  const bool backward = o.pass == "backward";
+  check<T> small(backward, o.head_dim);
   if (!o.check_file.empty()) return small.write(o.check_file);
 
   print_limits();
-  const std::vector<peer<T>> peers = make_peers<T>(o);
+  const std::vector<peer<T>> peers =
+      backward ? std::vector{make_focus_backward<T>()} : make_peers<T>(o);
   for (const peer<T>& p : peers) std::printf("row\t%s\t%.1e\n", p.name.c_str(), small.error_of(p));
-  attention_inputs<T> in(o.heads, o.tokens, o.head_dim);
+  gradient_inputs<T> in(o.heads, o.tokens, o.head_dim);
+  if (backward) make_state(in);
   std::printf("ready\n");
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line) && line == "round";) {
     for (const peer<T>& p : peers) {
       const bench::stopwatch time(true);
-      p.attend(in);
+      p.run(in);
       std::printf("%s\t%.6f\n", p.name.c_str(), time.seconds());
     }
     std::printf("end\n");

@@ -1,7 +1,8 @@
-"""PyTorch's attention on one thread, for compare.py: SDPA and FlexAttention.
+"""PyTorch's attention on one thread, for compare.py: SDPA and FlexAttention, and SDPA's gradient
+(FlexAttention has none on CPUs).
 
-MISSING says why there are no rows, or is None. Each row computes dense causal attention of a shape
-and has been compared with focus::reference on a small problem.
+MISSING says why there are no rows, or is None. Each row computes dense causal attention of a shape,
+or its gradient, and has been compared with focus::reference on a small problem.
 """
 import dataclasses
 import typing
@@ -17,6 +18,7 @@ except ImportError as problem:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
+    direction: str  # forward or backward
     type: str
     tokens: int
     heads: int
@@ -55,15 +57,43 @@ def flex():
     return attend
 
 
-def check(name, attend, shape, data):
+def sdpa_backward():
+    """The gradient alone: the forward pass is made once, when new inputs come."""
+    made = None  # what came, the leaves made of it, and their output
+
+    def gradients(q, k, v, dout):
+        nonlocal made
+        if made is None or made[0] is not q:
+            with torch.enable_grad():
+                leaves = tuple(x.clone().requires_grad_() for x in (q, k, v))
+                made = q, leaves, sdpa()(*leaves)
+        _, leaves, out = made
+        return torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    return gradients
+
+
+PEERS = {"forward": (("PyTorch SDPA", sdpa), ("PyTorch FlexAttention", flex)),
+         "backward": (("PyTorch SDPA", sdpa_backward),)}
+
+
+def check(name, run, shape, data):
     """The largest error on the small problem; another result than the reference's is refused."""
     numbers = torch.frombuffer(bytearray(data), dtype=torch.float32)
-    numbers = numbers.view(4, 1, CHECK_HEADS, CHECK_TOKENS, shape.head_dim)
-    q, k, v = (part.to(dtype_of(shape)) for part in numbers[:3])
-    error = (attend(q, k, v).float() - numbers[3]).abs().max().item()
+    numbers = numbers.view(-1, 1, CHECK_HEADS, CHECK_TOKENS, shape.head_dim)
+    count = input_count(shape)
+    results = run(*(part.to(dtype_of(shape)) for part in numbers[:count]))
+    results = results if isinstance(results, tuple) else (results,)
+    error = max((got.float() - expected).abs().max().item()
+                for got, expected in zip(results, numbers[count:]))
     if not error <= (1e-4 if shape.type == "fp32" else 3e-2):
         raise RuntimeError(f"{name} computes something else: error {error}")
     return error
+
+
+def input_count(shape):
+    """Q, K and V, and the gradient of the output."""
+    return 4 if shape.direction == "backward" else 3
 
 
 def dtype_of(shape):
@@ -74,15 +104,15 @@ def make_rows(shape, check_data):
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(1)
-    q, k, v = (torch.randn(1, shape.heads, shape.tokens, shape.head_dim).to(dtype_of(shape))
-               for _ in range(3))
+    inputs = [torch.randn(1, shape.heads, shape.tokens, shape.head_dim).to(dtype_of(shape))
+              for _ in range(input_count(shape))]
     rows = []
-    for name, make in (("PyTorch SDPA", sdpa), ("PyTorch FlexAttention", flex)):
-        attend = make()
+    for name, make in PEERS[shape.direction]:
+        run = make()
         try:
-            error = check(name, attend, shape, check_data)
+            error = check(name, run, shape, check_data)
         except Exception as problem:  # no compiler, or a type that is not supported
             print(f"{name} is left out: {str(problem).splitlines()[0]}")
             continue
-        rows.append(Row(f"{name} {torch.__version__}", lambda a=attend: a(q, k, v), error))
+        rows.append(Row(f"{name} {torch.__version__}", lambda r=run: r(*inputs), error))
     return rows
