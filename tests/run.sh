@@ -131,11 +131,11 @@ readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_F
 
 test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
 test_tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
-test_tier "GCC, plain C++" generic "$any" focus_kernel_tests kernel "${quick[@]}"
+test_tier "GCC, plain C++" generic "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
 test_tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
-test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests kernel
-test_tier "GCC, NEON under qemu" neon "$any" focus_kernel_tests kernel "${quick[@]}"
+test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
+test_tier "GCC, NEON under qemu" neon "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
 test_tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
 

