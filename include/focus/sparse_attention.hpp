@@ -87,7 +87,7 @@ void attend_distant(Tile& tile, const routing_plan& plan, const cell_tile& rows,
 template <class Tile, class Attend>
 void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern& pattern,
                    index_t first_row, Attend&& attend) {
-  group_mask query_masks[plan_tile_rows + tile_sizes<float>::strip_rows] = {};
+  group_mask query_masks[Tile::padded_rows] = {};
   copy(plan.query_masks().data() + first_row, plan.query_masks().data() + first_row + tile.rows(),
        query_masks);
   for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, pattern.visible_end(first_row + r)};

@@ -197,6 +197,9 @@ class gradient_tile {
                        lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
 
  public:
+  /// Rows for which there is room.
+  static constexpr int padded_rows = tile_sizes<A>::padded_rows;
+
   gradient_tile(const scratch_memory& memory, const gradient_tile_layout<A>& layout,
                 index_t worker) noexcept
       : head_dim_(layout.head_dim_),

@@ -1,5 +1,6 @@
 // Copies of Q, K and V in the order in which the tile products read them, widened to the type of
-// the sums.
+// the sums. (Those of bfloat16 for AMX are in kernel/amx.hpp; where the type of what is packed
+// matters beside that of the sums, it is called E.)
 //
 //   query rows   of a tile: [chunks of the depth][rows][depth_chunk], whose elements a tile product
 //                broadcasts
@@ -87,24 +88,27 @@ void pack_rows_as_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
 
 /// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip
 /// of a tile is filled up to one of a few sizes with rows that see nothing.
-template <class A, class F>
+template <class E, class F>
 FOCUS_ALWAYS_INLINE void with_strip_rows(index_t rows, F&& f) {
-  constexpr int full = tile_sizes<A>::strip_rows, half = full / 2 + 1;
+  constexpr int full = tile_sizes<E>::strip_rows, half = tile_sizes<E>::half_strip;
+  constexpr bool halves_only = tile_sizes<E>::smallest_strip == half;
   if (rows > half)
     f(std::integral_constant<int, full>{});
-  else if (rows > 2)
+  else if (rows > 2 || halves_only)
     f(std::integral_constant<int, half>{});
-  else if (rows == 2)
-    f(std::integral_constant<int, 2>{});
-  else
-    f(std::integral_constant<int, 1>{});
+  else if constexpr (!halves_only) {
+    if (rows == 2)
+      f(std::integral_constant<int, 2>{});
+    else
+      f(std::integral_constant<int, 1>{});
+  }
 }
 
 /// Elements of a tile's packed query rows.
-template <class A>
+template <class E>
 constexpr index_t query_rows_size(index_t depth) noexcept {
-  constexpr int chunk = tile_sizes<A>::depth_chunk;
-  return ceil_div(depth, chunk) * chunk * tile_sizes<A>::padded_rows;
+  constexpr int chunk = tile_sizes<E>::depth_chunk;
+  return ceil_div(depth, chunk) * chunk * tile_sizes<E>::padded_rows;
 }
 
 /// Packs the query rows row_of(0) ... row_of(rows - 1), times `factor`; zeros fill up the last
@@ -150,13 +154,29 @@ bool spread_over_panels(const T* row, index_t width, index_t slot, index_t strid
   return is_nan(reduce_add(poison));
 }
 
-/// The packed K and V of one kv head.
-template <class A>
-struct packed_keys {
-  static constexpr int panel = tile_sizes<A>::panel;
+/// One key panel, of the rows row_of(0) ... row_of(panel - 1); null: none.
+template <class A, class RowOf>
+void pack_key_panel(RowOf&& row_of, index_t depth, A* to) {
+  pack_rows_as_columns<tile_sizes<A>::panel>(row_of, depth, A{1}, to);
+}
 
-  const A* keys = nullptr;    // [slots / panel][head_dim][panel]
-  const A* values = nullptr;  // [value_panels][slots + 1][panel]
+/// The same rows' values, from slot `first` on, in all value panels. True when an element is NaN or
+/// infinite.
+template <class A, class RowOf>
+bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride, A* panels) {
+  bool nonfinite = false;
+  for (int c = 0; c < tile_sizes<A>::panel; ++c)
+    nonfinite |= detail::spread_over_panels(row_of(c), width, first + c, stride, panels);
+  return nonfinite;
+}
+
+/// The packed K and V of one kv head.
+template <class E>
+struct packed_keys {
+  static constexpr int panel = tile_sizes<E>::panel;
+
+  const E* keys = nullptr;    // [slots / panel][packed_depth][panel]
+  const E* values = nullptr;  // [value_panels][slots + 1][panel]
   /// For each key panel: some value in it is NaN or infinite, so that even a weight of 0 may not
   /// touch it.
   const std::uint8_t* nonfinite_values = nullptr;  // [slots / panel]
@@ -164,21 +184,26 @@ struct packed_keys {
   index_t head_dim = 0, value_dim = 0;
 
   [[nodiscard]] index_t value_panels() const noexcept { return ceil_div(value_dim, panel); }
-  [[nodiscard]] const A* key_panel(index_t slot) const noexcept { return keys + slot * head_dim; }
-  [[nodiscard]] const A* value_panel(index_t p, index_t slot) const noexcept {
+  [[nodiscard]] const E* key_panel(index_t slot) const noexcept {
+    return keys + slot * packed_depth(head_dim);
+  }
+  [[nodiscard]] const E* value_panel(index_t p, index_t slot) const noexcept {
     return values + (p * value_stride(slots) + slot) * panel;
   }
   /// Rows of a value panel in memory. The panels of one key are written together: one row more than
   /// there are slots, whose number is often a power of two, keeps them in different cache sets.
   [[nodiscard]] static constexpr index_t value_stride(index_t slots) noexcept { return slots + 1; }
+  [[nodiscard]] static constexpr index_t packed_depth(index_t head_dim) noexcept {
+    return round_up(head_dim, tile_sizes<E>::depth_step);
+  }
 };
 
 /// Packs the keys of some kv heads: where in the scratch memory they lie, and the loop that fills
 /// it.
-template <class A>
+template <class E>
 class key_packer {
-  static constexpr int panel = tile_sizes<A>::panel;
-  static constexpr int lanes = vec<A>::width;
+  static constexpr int panel = tile_sizes<E>::panel;
+  static constexpr int lanes = tile_sizes<E>::lanes;
   /// Panels in a task: enough work to be worth handing out, few enough to share a short sequence
   /// among threads.
   static constexpr index_t task_panels = 8;
@@ -191,12 +216,12 @@ class key_packer {
         slots_(round_up(slots, panel)),
         head_dim_(head_dim),
         value_dim_(value_dim) {
-    keys_at_ = plan.add<A>(kv_heads_ * slots_ * head_dim_ + lanes);
-    values_at_ = plan.add<A>(kv_heads_ * values_size());
+    keys_at_ = plan.add<E>(kv_heads_ * keys_size() + lanes);
+    values_at_ = plan.add<E>(kv_heads_ * values_size());
     nonfinite_at_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
   }
 
-  [[nodiscard]] packed_keys<A> head(const scratch_memory& memory, index_t kv_head) const noexcept {
+  [[nodiscard]] packed_keys<E> head(const scratch_memory& memory, index_t kv_head) const noexcept {
     return {keys(memory, kv_head),
             values(memory, kv_head),
             nonfinite(memory, kv_head),
@@ -223,20 +248,18 @@ class key_packer {
           prefetch_row(k.row(kv_head, token), head_dim_);
           prefetch_row(v.row(kv_head, token), value_dim_);
         }
-        pack_rows_as_columns<panel>(
+        pack_key_panel(
             [&](int c) -> const TK* {
               const index_t token = token_of(p * panel + c);
               return token < 0 ? nullptr : k.row(kv_head, token);
             },
-            head_dim_, A{1}, keys(memory, kv_head) + p * panel * head_dim_);
-        bool nonfinite_value = false;
-        for (index_t slot = p * panel; slot < (p + 1) * panel; ++slot) {
-          const index_t token = token_of(slot);
-          nonfinite_value |= detail::spread_over_panels(
-              token < 0 ? nullptr : v.row(kv_head, token), value_dim_, slot,
-              packed_keys<A>::value_stride(slots_), values(memory, kv_head));
-        }
-        nonfinite(memory, kv_head)[p] = nonfinite_value;
+            head_dim_, keys(memory, kv_head) + p * panel * packed_keys<E>::packed_depth(head_dim_));
+        nonfinite(memory, kv_head)[p] = pack_value_panel(
+            [&](int c) -> const TV* {
+              const index_t token = token_of(p * panel + c);
+              return token < 0 ? nullptr : v.row(kv_head, token);
+            },
+            value_dim_, p* panel, packed_keys<E>::value_stride(slots_), values(memory, kv_head));
       }
     });
   }
@@ -250,18 +273,21 @@ class key_packer {
   }
 
  private:
-  A* keys(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<A>(keys_at_) + kv_head * slots_ * head_dim_;
+  E* keys(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return memory.at<E>(keys_at_) + kv_head * keys_size();
   }
-  A* values(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<A>(values_at_) + kv_head * values_size();
+  E* values(const scratch_memory& memory, index_t kv_head) const noexcept {
+    return memory.at<E>(values_at_) + kv_head * values_size();
   }
   std::uint8_t* nonfinite(const scratch_memory& memory, index_t kv_head) const noexcept {
     return memory.at<std::uint8_t>(nonfinite_at_) + kv_head * (slots_ / panel);
   }
 
+  [[nodiscard]] index_t keys_size() const noexcept {
+    return slots_ * packed_keys<E>::packed_depth(head_dim_);
+  }
   [[nodiscard]] index_t values_size() const noexcept {
-    return round_up(value_dim_, panel) * packed_keys<A>::value_stride(slots_);
+    return round_up(value_dim_, panel) * packed_keys<E>::value_stride(slots_);
   }
 
   index_t kv_heads_, slots_, head_dim_, value_dim_;

@@ -19,21 +19,22 @@ namespace focus::inline FOCUS_ABI {
 namespace detail {
 
 /// Scratch memory of the tiles of all workers.
-template <class A>
+template <class E>
 class query_tile_layout {
-  static constexpr int panel = tile_sizes<A>::panel;
-  static constexpr int padded_rows = tile_sizes<A>::padded_rows;
+  using A = accumulator_t<E>;
+  static constexpr int panel = tile_sizes<E>::panel;
+  static constexpr int padded_rows = tile_sizes<E>::padded_rows;
 
  public:
   query_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim)
       : head_dim_(head_dim), value_dim_(value_dim), acc_stride_(round_up(value_dim, panel)) {
     scratch_plan one;
-    queries_at_ = one.add<A>(query_rows_size<A>(head_dim_));
+    queries_at_ = one.add<E>(query_rows_size<E>(head_dim_));
     acc_at_ = one.add<A>(padded_rows * acc_stride_);
     top_at_ = one.add<A>(padded_rows);
-    sum_at_ = one.add<A>(padded_rows);
+    sum_at_ = one.add<A>(tile_sizes<E>::row_sums * padded_rows);
     limits_at_ = one.add<slot_range>(padded_rows);
-    scores_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
+    scores_at_ = one.add<A>(tile_sizes<E>::strip_rows * tile_sizes<E>::score_stride);
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
   }
@@ -48,18 +49,24 @@ class query_tile_layout {
 };
 
 /// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
-template <class A>
-class query_tile {
-  static constexpr int strip_rows = tile_sizes<A>::strip_rows;
+template <class E>
+class query_tile : operand_scope<E> {
+  using A = accumulator_t<E>;
+  static constexpr int strip_rows = tile_sizes<E>::strip_rows;
+  /// Where among its running sums that of the weights by which values were multiplied lies.
+  static constexpr index_t norm_at = (tile_sizes<E>::row_sums - 1) * tile_sizes<E>::padded_rows;
 
  public:
-  query_tile(const scratch_memory& memory, const query_tile_layout<A>& layout,
+  /// Rows for which there is room.
+  static constexpr int padded_rows = tile_sizes<E>::padded_rows;
+
+  query_tile(const scratch_memory& memory, const query_tile_layout<E>& layout,
              index_t worker) noexcept
       : head_dim_(layout.head_dim_),
         value_dim_(layout.value_dim_),
         acc_stride_(layout.acc_stride_) {
     const std::size_t at = layout.base_ + static_cast<std::size_t>(worker) * layout.stride_;
-    queries_ = memory.at<A>(at + layout.queries_at_);
+    queries_ = memory.at<E>(at + layout.queries_at_);
     acc_ = memory.at<A>(at + layout.acc_at_);
     top_ = memory.at<A>(at + layout.top_at_);
     sum_ = memory.at<A>(at + layout.sum_at_);
@@ -69,15 +76,16 @@ class query_tile {
 
   [[nodiscard]] index_t rows() const noexcept { return rows_; }
 
-  /// Begins with `rows` rows that have seen nothing. row_of(r): the elements of query row r, packed
-  /// times `factor`.
+  /// Begins with `rows` rows that have seen nothing. row_of(r): the elements of query row r; scores
+  /// are their products times `factor`.
   template <class RowOf>
   void begin(index_t rows, A factor, RowOf&& row_of) {
     rows_ = rows;
+    factor_.set(factor);
     pack_query_rows(rows, head_dim_, factor, row_of, queries_);
     const index_t padded = rows + strip_rows;
     fill(top_, top_ + padded, minus_infinity<A>());
-    fill(sum_, sum_ + padded, A{0});
+    fill(sum_, sum_ + norm_at + padded, A{0});
     fill(acc_, acc_ + padded * acc_stride_, A{0});
     fill(limits_, limits_ + padded, slot_range{});
   }
@@ -88,9 +96,9 @@ class query_tile {
   /// Adds the keys within the rows' limits, less those that the rules hide, to their running
   /// softmax.
   template <class Rules = no_rules>
-  void attend(const packed_keys<A>& keys, A softcap, const Rules& rules = {}) {
+  void attend(const packed_keys<E>& keys, A softcap, const Rules& rules = {}) {
     attend_strips(keys,
-                  [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
+                  [&](auto strip, const strip_state<E>& state, index_t first, slot_range block) {
                     attend_block<strip()>(state, keys, block, softcap, rules, first, scores_);
                   });
   }
@@ -99,22 +107,23 @@ class query_tile {
   [[nodiscard]] A* scores() noexcept { return scores_; }
 
   /// The strip that begins with row `first`.
-  [[nodiscard]] strip_state<A> state_of(index_t first) noexcept {
-    return {queries_ + first * tile_sizes<A>::depth_chunk,
+  [[nodiscard]] strip_state<E> state_of(index_t first) noexcept {
+    return {queries_ + first * tile_sizes<E>::depth_chunk,
             limits_ + first,
             top_ + first,
             sum_ + first,
             acc_ + first * acc_stride_,
-            acc_stride_};
+            acc_stride_,
+            factor_};
   }
 
   /// Walks the slots within the rows' limits block by block: step(strip size, its state, its first
   /// row, block).
   template <class Step>
-  void attend_strips(const packed_keys<A>& keys, Step&& step) {
-    for_each_block<A>(limits_, rows_, keys.slots, tile_sizes<A>::block_keys, [&](slot_range block) {
+  void attend_strips(const packed_keys<E>& keys, Step&& step) {
+    for_each_block<E>(limits_, rows_, keys.slots, tile_sizes<E>::block_keys, [&](slot_range block) {
       for (index_t first = 0; first < rows_; first += strip_rows)
-        with_strip_rows<A>(rows_ - first,
+        with_strip_rows<E>(rows_ - first,
                            [&](auto strip) { step(strip, state_of(first), first, block); });
     });
   }
@@ -122,10 +131,10 @@ class query_tile {
   /// Output row r, acc / sum, into `out`; zeros when nothing was seen.
   template <class T>
   void finish_row(index_t r, T* out) const {
-    constexpr int lanes = tile_sizes<A>::lanes;
+    constexpr int lanes = tile_sizes<E>::lanes;
     const A* acc = acc_ + r * acc_stride_;
     const bool nothing_seen = sum_[r] == A{0};
-    const vec<A> factor = vec<A>::broadcast(A{1} / sum_[r]);
+    const vec<A> factor = vec<A>::broadcast(A{1} / sum_[r + norm_at]);
     index_t c = 0;
     if (!nothing_seen) {
       // Adding 0 turns -0 into 0: a sum that began with underflow may have either sign.
@@ -156,32 +165,36 @@ class query_tile {
     return ((top_[r] - part.top_[r]) + (std::log2(sum_[r]) - std::log2(part.sum_[r]))) * ln_2<A>;
   }
 
-  /// Elements of a saved row: its maximum, its sum, and its padded accumulator.
+  /// Elements of a saved row: its maximum, its sums, and its padded accumulator.
   [[nodiscard]] static index_t saved_size(index_t value_dim) noexcept {
-    return round_up(value_dim, tile_sizes<A>::panel) + tile_sizes<A>::lanes;
+    return round_up(value_dim, tile_sizes<E>::panel) + tile_sizes<E>::lanes;
   }
   /// Puts the running softmax of row r aside, for another tile to go on from.
   void save_row(index_t r, A* to) const noexcept {
     copy(acc_ + r * acc_stride_, acc_ + (r + 1) * acc_stride_, to);
     to[acc_stride_] = top_[r];
     to[acc_stride_ + 1] = sum_[r];
+    if constexpr (norm_at > 0) to[acc_stride_ + 2] = sum_[r + norm_at];
   }
   void restore_row(index_t r, const A* from) noexcept {
     copy(from, from + acc_stride_, acc_ + r * acc_stride_);
     top_[r] = from[acc_stride_];
     sum_[r] = from[acc_stride_ + 1];
+    if constexpr (norm_at > 0) sum_[r + norm_at] = from[acc_stride_ + 2];
   }
 
  private:
   index_t head_dim_, value_dim_, acc_stride_;
   index_t rows_ = 0;
-  A *queries_, *acc_, *top_, *sum_, *scores_;
+  [[no_unique_address]] score_factor<E> factor_;
+  E* queries_;
+  A *acc_, *top_, *sum_, *scores_;
   slot_range* limits_;
 };
 
 /// Writes the finished rows of a tile: its row r is query row_of(r) of `head`.
-template <class Arguments, class A, class RowOf>
-void write_rows(const Arguments& args, const query_tile<A>& tile, index_t head, RowOf&& row_of) {
+template <class Arguments, class E, class RowOf>
+void write_rows(const Arguments& args, const query_tile<E>& tile, index_t head, RowOf&& row_of) {
   for (index_t r = 0; r < tile.rows(); ++r) {
     tile.finish_row(r, args.out.row(head, row_of(r)));
     if (args.wants_lse()) {

@@ -4,7 +4,7 @@
 // A strip is as many query rows as a register block has. It takes up to block_keys keys at a time:
 // scores S = Q K^T into a buffer that stays in L1, running maximum and weights P = 2^(S - max) in
 // place, then acc += P V. Scores are in units of log2: the factor scale * log2(e) is folded into
-// the packed queries.
+// the packed queries, or multiplied by afterwards where those keep their own bits (score_factor).
 #pragma once
 
 #include <algorithm>
@@ -85,15 +85,30 @@ FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t 
   });
 }
 
+/// What q . k is still to be multiplied by before it is a score in units of log2 (or, where scores
+/// are capped, the argument of tanh): nothing, since the packed queries hold the factor.
+template <class E>
+struct score_factor {
+  void set(accumulator_t<E>) noexcept {}
+  template <int Rows>
+  void apply(accumulator_t<E>*, index_t) const noexcept {}
+};
+
+/// What a thread holds while it multiplies operands of type E: nothing.
+template <class E>
+struct operand_scope {};
+
 /// The running softmax of the rows of a strip, and what they may see of the keys at hand.
-template <class A>
+template <class E>
 struct strip_state {
-  const A* query;           // its first row in the tile's packed query rows, scaled
+  using A = accumulator_t<E>;
+  const E* query;           // its first row in the tile's packed query rows
   const slot_range* limit;  // [rows]
   A* top;                   // [rows] running maximum of the scores; -inf: nothing seen yet
-  A* sum;                   // [rows] running sum of 2^(score - top)
+  A* sum;                   // [rows] running sum of 2^(score - top); see tile_sizes::row_sums
   A* acc;                   // [rows][acc_stride] running sum of 2^(score - top) * value
   index_t acc_stride;
+  [[no_unique_address]] score_factor<E> factor = {};
 };
 
 /// The slots that some row of the strip sees, within `block`.
@@ -110,10 +125,10 @@ slot_range visible_slots(const slot_range* limit, slot_range block) noexcept {
 
 /// Calls f(block) for the slots within any of the limits, in blocks of `block_keys` from a panel
 /// border on.
-template <class A, class F>
+template <class E, class F>
 void for_each_block(const slot_range* limits, index_t rows, index_t slots, index_t block_keys,
                     F&& f) {
-  constexpr int panel = tile_sizes<A>::panel;
+  constexpr int panel = tile_sizes<E>::panel;
   slot_range all{slots, 0};
   for (index_t r = 0; r < rows; ++r) {
     if (limits[r].begin >= limits[r].end) continue;
@@ -269,9 +284,10 @@ FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Fac
 /// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
 /// and weights of 0. factors: [rows][score_stride] or null; each weight is multiplied by its
 /// factor.
-template <int Rows, class A>
-void exponentiate(const strip_state<A>& strip, A* scores, index_t count, A* rescale,
-                  const A* factors = nullptr) {
+template <int Rows, class E>
+void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t count,
+                  accumulator_t<E>* rescale, const accumulator_t<E>* factors = nullptr) {
+  using A = accumulator_t<E>;
   constexpr int lanes = vec<A>::width;
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
   A shift[padded_rows] = {}, drop[padded_rows] = {};
@@ -336,9 +352,9 @@ FOCUS_NOINLINE void accumulate_seen_values(const strip_state<A>& strip, const pa
     }
 }
 
-template <class A>
-bool has_nonfinite_values(const packed_keys<A>& keys, slot_range seen) noexcept {
-  constexpr int panel = tile_sizes<A>::panel;
+template <class E>
+bool has_nonfinite_values(const packed_keys<E>& keys, slot_range seen) noexcept {
+  constexpr int panel = tile_sizes<E>::panel;
   for (index_t p = seen.begin / panel; p < ceil_div(seen.end, panel); ++p)
     if (keys.nonfinite_values[p] != 0) return true;
   return false;
@@ -346,27 +362,33 @@ bool has_nonfinite_values(const packed_keys<A>& keys, slot_range seen) noexcept 
 
 /// One strip against the slots of `block` (begin on a panel border, at most block_keys of them):
 /// the online softmax step. first_row: the strip's first row within its tile, for the rules.
-template <int Rows, class A, class Rules>
-void attend_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
-                  A softcap, const Rules& rules, index_t first_row, A* scores) {
-  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+template <int Rows, class E, class Rules>
+void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_range block,
+                  accumulator_t<E> softcap, const Rules& rules, index_t first_row,
+                  accumulator_t<E>* scores) {
+  using A = accumulator_t<E>;
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<E>::panel,
+                step = tile_sizes<E>::slot_step;
   const slot_range seen = visible_slots<Rows>(strip.limit, block);
   if (seen.begin >= seen.end) return;
   const index_t base = seen.begin / panel * panel;
-  const index_t count = round_up(seen.end - base, lanes);
+  const index_t count = round_up(seen.end - base, (std::max)(lanes, step));
+  // What P V takes; what is not seen of it weighs nothing.
+  const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};
 
   score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  strip.factor.template apply<Rows>(scores, count);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
-  bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores);
+  bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores);
   partial |= rules.template hide<Rows>(first_row, base, seen.end - base, scores);
-  A rescale[tile_sizes<A>::strip_rows + lanes];
+  A rescale[tile_sizes<E>::strip_rows + lanes];
   exponentiate<Rows>(strip, scores, count, rescale);
 
-  const A* weights = scores + (seen.begin - base);
+  A* weights = scores + (taken.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {
-    accumulate_values<Rows>(strip, keys, seen, weights, rescale);
+    accumulate_values<Rows>(strip, keys, taken, weights, rescale);
   } else {
-    accumulate_seen_values<Rows>(strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
+    accumulate_seen_values<Rows>(strip, keys, taken, weights, rescale, [&](int r, index_t slot) {
       return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
              !rules.hides(first_row + r, slot);
     });

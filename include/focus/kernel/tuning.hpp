@@ -3,14 +3,17 @@
 
 #include "focus/config.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// Tile sizes for sums of type A on the instruction set in use.
-template <class A>
+/// Tile sizes for operands of type E on the instruction set in use: E is the type in which Q, K and
+/// V are packed. It is that of the sums, accumulator_t<E>, called A below.
+template <class E>
 struct tile_sizes {
+  using A = accumulator_t<E>;
   /// Lanes of a vector.
   static constexpr int lanes = vec<A>::width;
   /// Vectors side by side in a register block.
@@ -30,6 +33,8 @@ struct tile_sizes {
 #else
   static constexpr int strip_rows = 4;
 #endif
+  /// The last strip of a tile may have fewer: half of them or less, down to this.
+  static constexpr int half_strip = strip_rows / 2 + 1, smallest_strip = 1;
   /// Keys (or value columns) in a packed panel.
   static constexpr int panel = lanes * vectors;
   /// Keys that a strip takes at a time. The strip's scores (strip_rows x block_keys: 6 KiB with
@@ -55,6 +60,12 @@ struct tile_sizes {
   /// known at compile time: one register addresses all of them. Rows of 256 bytes (float) fall into
   /// different cache sets.
   static constexpr int depth_chunk = 64;
+  /// A packed depth (head_dim) is filled up with zeros to a multiple of this.
+  static constexpr int depth_step = 1;
+  /// The product P V takes whole runs of so many slots, from a multiple of it on.
+  static constexpr int slot_step = 1;
+  /// Running sums of the weights that a row keeps.
+  static constexpr int row_sums = 1;
 };
 
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
