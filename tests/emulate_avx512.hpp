@@ -1,6 +1,7 @@
-// AVX-512 without an AVX-512 processor, for tests only: included before everything else (-include)
-// in a build for AVX2, it puts portable functions in the place of the intrinsics and then announces
-// AVX-512, so that the library's AVX-512 layer is compiled and run as it stands, slowly.
+// AVX-512 and AMX without such a processor, for tests only: included before everything else
+// (-include) in a build for AVX2, it puts portable functions in the place of the intrinsics and
+// then announces both, so that the library's layers for them are compiled and run as they stand,
+// slowly.
 //
 // Most of it is SIMDe; what SIMDe 0.7 lacks, and the library uses, is written out below. An
 // intrinsic that neither has is a compile error. The compiler's own header comes first: it declares
@@ -23,6 +24,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "emulate_amx.hpp"
 
 namespace focus_test::avx512 {
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "focus/attention_arguments.hpp"
 #include "focus/config.hpp"
@@ -27,9 +28,9 @@ A query_factor(const resolved_score<A>& score) noexcept {
 
 /// A loop over heads and tiles of query rows, last rows first: they see the most keys, and the
 /// largest task should not come last. body(head, first row, rows, worker).
-template <class A, class F>
+template <class E, class F>
 void for_each_query_tile(index_t heads, index_t n_q, const any_executor& exec, F&& body) {
-  constexpr index_t tile_rows = tile_sizes<A>::tile_rows;
+  constexpr index_t tile_rows = tile_sizes<E>::tile_rows;
   const index_t tiles = ceil_div(n_q, tile_rows);
   exec.parallel_for(heads * tiles, [&](index_t task, index_t worker) {
     const index_t first = (tiles - 1 - task / heads) * tile_rows;
@@ -82,24 +83,44 @@ void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row
   attend();
 }
 
+/// Calls f<E>() with the type E in which operands are packed: bfloat16 where all storage types are
+/// that and AMX is there and `permitted`, else that of the sums.
+template <class Arguments, class F>
+void with_operands([[maybe_unused]] bool permitted, F&& f) {
+#if FOCUS_HAS_AMX
+  if constexpr (Arguments::all_bfloat16)
+    if (permitted) return f.template operator()<bfloat16>();
+#endif
+  f.template operator()<typename Arguments::accumulator>();
+}
+/// The same; asks the operating system.
+template <class Arguments, class F>
+void with_operands(F&& f) {
+#if FOCUS_HAS_AMX
+  if constexpr (Arguments::all_bfloat16)
+    return with_operands<Arguments>(amx_permitted(), std::forward<F>(f));
+#endif
+  with_operands<Arguments>(false, std::forward<F>(f));
+}
+
 /// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
 /// a tile over them.
-template <class Arguments, class A, class Attend>
-void run_in_token_order(const Arguments& args, const resolved_score<A>& score,
+template <class E, class Arguments, class Attend>
+void run_in_token_order(const Arguments& args, const resolved_score<accumulator_t<E>>& score,
                         const any_executor& exec, Attend&& attend) {
   const attention_shape& s = args.shape;
   const index_t batch =
-      heads_at_once(s, ceil_div(s.n_q, tile_sizes<A>::tile_rows), exec.concurrency());
+      heads_at_once(s, ceil_div(s.n_q, tile_sizes<E>::tile_rows), exec.concurrency());
   scratch_plan plan;
-  const key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
-  const query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const key_packer<E> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
+  const query_tile_layout<E> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
   const scratch_memory memory(exec, plan);
 
   for_each_head_batch(args, batch, [&](const Arguments& part) {
     packer.pack_in_token_order(memory, part.k, part.v, exec);
-    for_each_query_tile<A>(part.shape.heads, s.n_q, exec,
+    for_each_query_tile<E>(part.shape.heads, s.n_q, exec,
                            [&](index_t head, index_t first, index_t rows, index_t worker) {
-                             query_tile<A> tile(memory, layout, worker);
+                             query_tile<E> tile(memory, layout, worker);
                              tile.begin(rows, query_factor(score),
                                         [&](index_t r) { return part.q.row(head, first + r); });
                              attend(tile, packer.head(memory, head / s.group_size()), first);
@@ -108,11 +129,11 @@ void run_in_token_order(const Arguments& args, const resolved_score<A>& score,
   });
 }
 
-template <class Arguments, class A>
+template <class E, class Arguments>
 void run_attention(const Arguments& args, const resolved_pattern& pattern,
-                   const resolved_score<A>& score, const any_executor& exec) {
-  run_in_token_order(
-      args, score, exec, [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
+                   const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
+  run_in_token_order<E>(
+      args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
         attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
       });
 }
@@ -140,6 +161,14 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///
+/// bfloat16 on AMX: where q, k, v and out are all stored in bfloat16, the translation unit is
+/// compiled for AVX-512 and AMX, and the operating system grants the tile registers when it is
+/// asked (by each call; else AVX-512 does the work), both products are of elements as stored, with
+/// sums in float. The weights are rounded to bfloat16 and divided by their own sum: out_i is off by
+/// up to 2^-8 times the mean distance of the values v_j from it, which is at most max |v|, beside
+/// its own rounding of 2^-8 |out_i|. An output of another type is finer than that, and is not
+/// computed this way. lse is not affected. Subnormal elements of q, k and v count as 0.
+///
 /// Memory: packed copies of K and V, O(n_k d), of as many kv heads as keep the threads busy.
 /// FlashAttention (arXiv 2205.14135), online softmax (1805.02867).
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
@@ -157,7 +186,9 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
 
-  detail::run_attention(args, resolved, scoring, detail::any_executor(exec));
+  detail::with_operands<decltype(args)>([&]<class E>() {
+    detail::run_attention<E>(args, resolved, scoring, detail::any_executor(exec));
+  });
 }
 
 }  // namespace focus::inline FOCUS_ABI

@@ -44,6 +44,10 @@ struct attention_arguments {
                     std::same_as<accumulator, accumulator_t<TOut>>,
                 "focus: q, k, v and out must all be double, or all be types whose sums are float.");
 
+  /// Everything but lse is stored in bfloat16, of whatever name.
+  static constexpr bool all_bfloat16 =
+      is_bfloat16<TQ> && is_bfloat16<TK> && is_bfloat16<TV> && is_bfloat16<TOut>;
+
   tensor_view<const TQ, 3> q;
   tensor_view<const TK, 3> k;
   tensor_view<const TV, 3> v;

@@ -37,6 +37,15 @@
 #else
 #define FOCUS_HAS_AVX512 0
 #endif
+// Clang has spelled them without the underscore. Every processor with tiles of bfloat16 has
+// AVX512_BF16, whose conversions go with them.
+#if FOCUS_HAS_AVX512 && defined(__AVX512BF16__) && defined(__x86_64__) && \
+    ((defined(__AMX_TILE__) && defined(__AMX_BF16__)) ||                  \
+     (defined(__AMXTILE__) && defined(__AMXBF16__)))
+#define FOCUS_HAS_AMX 1
+#else
+#define FOCUS_HAS_AMX 0
+#endif
 #if defined(__aarch64__) && defined(__ARM_NEON) && !defined(FOCUS_FORCE_GENERIC)
 #define FOCUS_HAS_NEON 1
 #else
@@ -56,14 +65,14 @@
 // Everything with a body lives in an inline namespace named after the version and the features
 // above, so that two translation units with different -m flags in one program never share a
 // function.
-#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, neon, fast, exc) \
-  v##a##_##b##_##c##_##x2##fma##f16##x5##neon##_##fast##exc
-#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, neon, fast, exc) \
-  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, neon, fast, exc)
+#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc) \
+  v##a##_##b##_##c##_##x2##fma##f16##x5##amx##neon##_##fast##exc
+#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc) \
+  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc)
 #define FOCUS_ABI                                                                                  \
   FOCUS_ABI_EXPAND_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH, FOCUS_HAS_AVX2, \
-                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_NEON,               \
-                    FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
+                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_AMX,                \
+                    FOCUS_HAS_NEON, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
 
 // A template that is not inlined into the loop over a tile costs more than the loop: these say what
 // must be.

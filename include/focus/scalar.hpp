@@ -154,6 +154,10 @@ constexpr storage_format format_of() noexcept {
 }
 
 template <class T>
+inline constexpr bool is_bfloat16 =
+    sizeof(T) == 2 && format_of<std::remove_cv_t<T>>() == storage_format::bfloat16;
+
+template <class T>
 constexpr accumulator_t<T> widen(const T& x) noexcept(
     noexcept(scalar_traits<T>::to_accumulator(x))) {
   return scalar_traits<T>::to_accumulator(x);

@@ -95,28 +95,29 @@ void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern&
 }
 
 /// Sparse attention after its checks.
-template <class Arguments, class A>
+template <class E, class Arguments>
 void run_sparse_attention(const Arguments& args, const routing_plan& plan,
-                          const resolved_pattern& pattern, const resolved_score<A>& score,
-                          const any_executor& exec) {
+                          const resolved_pattern& pattern,
+                          const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
+  using A = accumulator_t<E>;
   if (plan.layout() == plan_layout::tested)
-    return run_in_token_order(
-        args, score, exec, [&](query_tile<A>& tile, const packed_keys<A>& keys, index_t first) {
+    return run_in_token_order<E>(
+        args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
           attend_tested(tile, plan, pattern, first,
                         [&](const strangers& rules) { tile.attend(keys, score.softcap, rules); });
         });
-  if (plan.tiles().empty()) return run_attention(args, pattern, score, exec);
+  if (plan.tiles().empty()) return run_attention<E>(args, pattern, score, exec);
 
   const attention_shape& s = args.shape;
   const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
-  const index_t saved_size = query_tile<A>::saved_size(s.value_dim);
+  const index_t saved_size = query_tile<E>::saved_size(s.value_dim);
   const auto slots = static_cast<index_t>(plan.key_slots().size());
   const auto tiles = static_cast<index_t>(plan.tiles().size());
   const index_t batch = heads_at_once(s, tiles, exec.concurrency());
   scratch_plan scratch;
-  const key_packer<A> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
-  const key_packer<A> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
-  const query_tile_layout<A> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
+  const key_packer<E> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
+  const key_packer<E> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
+  const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
   const std::size_t saved_at =
       scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
   const scratch_memory memory(exec, scratch);
@@ -129,11 +130,11 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
     const index_t heads = part.shape.heads;
     if (any_local) {
       local_packer.pack_in_token_order(memory, part.k, part.v, exec);
-      for_each_query_tile<A>(
+      for_each_query_tile<E>(
           heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
-            query_tile<A> tile(memory, layout, worker);
+            query_tile<E> tile(memory, layout, worker);
             tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
-            const packed_keys<A> keys = local_packer.head(memory, head / s.group_size());
+            const packed_keys<E> keys = local_packer.head(memory, head / s.group_size());
             attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
             for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
           });
@@ -145,14 +146,14 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
       const index_t head = task % heads;
       const cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
       const index_t* row = plan.query_order().data() + rows.begin;
-      query_tile<A> tile(memory, layout, worker);
+      query_tile<E> tile(memory, layout, worker);
       tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
       if (any_local)
         for (index_t r = 0; r < rows.rows; ++r) {
           if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
           tile.restore_row(r, saved_row(head, row[r]));
         }
-      const packed_keys<A> keys = cell_packer.head(memory, head / s.group_size());
+      const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
       attend_distant(tile, plan, rows, pattern,
                      [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
       write_rows(part, tile, head, [row](index_t r) { return row[r]; });
@@ -181,8 +182,8 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
 ///
 /// Local pairs and sinks are a window pass in token order; distant pairs are walked by cells and go
 /// on from the running softmax of the first pass, so that nothing is computed twice and nothing has
-/// to be merged. Memory: two packed copies of K and V, and the running softmax of each query row:
-/// O((n_q + n_k) d) a head.
+/// to be merged. bfloat16 on AMX: as attention says. Memory: two packed copies of K and V, and the
+/// running softmax of each query row: O((n_q + n_k) d) a head.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>
@@ -193,9 +194,11 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   detail::validate(score, name);
   detail::check_plan_lengths(plan, args.shape, name);
   using A = typename decltype(args)::accumulator;
-  detail::run_sparse_attention(args, plan, detail::resolve(plan, args.shape),
-                               detail::resolve<A>(score, args.shape.head_dim),
-                               detail::any_executor(exec));
+  detail::with_operands<decltype(args)>([&]<class E>() {
+    detail::run_sparse_attention<E>(args, plan, detail::resolve(plan, args.shape),
+                                    detail::resolve<A>(score, args.shape.head_dim),
+                                    detail::any_executor(exec));
+  });
 }
 
 }  // namespace focus::inline FOCUS_ABI

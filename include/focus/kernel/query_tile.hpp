@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "focus/config.hpp"
+#include "focus/kernel/amx.hpp"
 #include "focus/kernel/pack.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"

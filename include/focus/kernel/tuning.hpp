@@ -68,6 +68,36 @@ struct tile_sizes {
   static constexpr int row_sums = 1;
 };
 
+#if FOCUS_HAS_AMX
+/// bfloat16 in AMX tiles, with sums in float. A tile has 16 rows of 64 bytes: 16 x 16 sums, or 16
+/// queries (or rows of weights) x 32 of their elements, or 16 pairs of these x 16 keys (or value
+/// columns).
+template <>
+struct tile_sizes<bfloat16> : tile_sizes<float> {
+  /// Rows of a tile, and sums side by side in it.
+  static constexpr int tile = 16;
+  /// Two tiles of queries by two of keys: 4 tiles of sums and 2 + 2 of operands are all 8 there
+  /// are. Each tile that is loaded serves two products: of the 16 cycles that a product takes,
+  /// loading takes 8.
+  static constexpr int strip_rows = 2 * tile;
+  static constexpr int half_strip = tile, smallest_strip = tile;
+  static_assert(panel == 2 * tile);
+  /// The strip's scores (32 x block_keys x 4 bytes: 32 KiB, of which the weights then take half)
+  /// and one value panel (block_keys x 32 x 2 bytes: 16 KiB) fill an L1 cache of 48 KiB, which all
+  /// processors with AMX have; the block's K and V (2 x block_keys x d x 2 bytes: 64 KiB at d = 64)
+  /// stay in L2. A score row of 20 cache lines puts the 16 rows of a tile into 16 cache sets.
+  static constexpr int tile_rows = 3 * strip_rows;
+  static constexpr int padded_rows = tile_rows + strip_rows;
+  /// Elements of a row of a tile.
+  static constexpr int depth_chunk = 32;
+  static constexpr int depth_step = depth_chunk;
+  static constexpr int slot_step = panel;
+  /// Weights are rounded to bfloat16 for P V. The sum of them as they were gives the logsumexp;
+  /// that of them as they are multiplied, padded_rows behind it, divides the output.
+  static constexpr int row_sums = 2;
+};
+#endif
+
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
 inline constexpr index_t widest_panel = tile_sizes<float>::panel;
 static_assert(widest_panel % tile_sizes<double>::panel == 0);

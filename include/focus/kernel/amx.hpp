@@ -1,0 +1,361 @@
+// bfloat16 in AMX tiles: where Q, K, V and out are all stored in bfloat16, both products are made
+// of the bits as they are, with sums in float, and only the weights P are rounded to bfloat16.
+//
+// This is all that differs from the kernels of other operands: how queries, keys, values and
+// weights are packed, and the overloads of score_slots and accumulate_values that multiply them.
+//
+//   query rows   [chunks of the depth][rows][32]: 16 rows of a chunk are a tile
+//   key panel    [chunks of the depth][2 tiles][16 pairs of the depth][16 keys][2]
+//   value panel  [slots / 32][2 tiles][16 pairs of slots][16 columns][2]
+//   weights      in the memory of the scores: of each 32 floats the first half
+//
+// TDPBF16PS takes subnormal numbers for zeros, in the operands and in the sums, and rounds to
+// nearest whatever MXCSR says.
+#pragma once
+
+#include "focus/config.hpp"
+#if FOCUS_HAS_AMX
+
+#include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Asks the operating system for the tile registers, on behalf of all threads of the process; false
+/// where it refuses. Asking again changes nothing.
+inline bool amx_permitted() noexcept {
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+
+/// All that was written is in memory before what follows, and nothing is read early. The
+/// intrinsics of GCC 12 do not say that a tile is loaded from memory.
+inline void order_tile_memory() noexcept {
+  asm volatile("" ::: "memory");
+}
+
+/// The tiles of the calling thread, all eight of 16 rows of 64 bytes, until the end of the scope.
+template <>
+struct operand_scope<bfloat16> {
+  operand_scope() noexcept {
+    struct alignas(64) configuration {
+      std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    };
+    static_assert(sizeof(configuration) == 64);
+    const configuration all;
+    // GCC 12's intrinsic says that it reads 8 bytes: here all are read, through a pointer of which
+    // the compiler knows nothing afterwards.
+    const void* at = &all;
+    asm volatile("" : "+r"(at) : "m"(all) : "memory");
+    _tile_loadconfig(at);
+    asm volatile("" ::"m"(all) : "memory");
+  }
+  ~operand_scope() { _tile_release(); }
+  operand_scope(const operand_scope&) = delete;
+  operand_scope& operator=(const operand_scope&) = delete;
+};
+
+/// Queries keep their own bits, so scores are multiplied.
+template <>
+struct score_factor<bfloat16> {
+  float factor = 1;
+
+  void set(float x) noexcept { factor = x; }
+  template <int Rows>
+  void apply(float* scores, index_t count) const noexcept {
+    const vec<float> x = vec<float>::broadcast(factor);
+    for (int r = 0; r < Rows; ++r, scores += tile_sizes<bfloat16>::score_stride)
+      for (index_t j = 0; j < count; j += vec<float>::width)
+        (vec<float>::load(scores + j) * x).store(scores + j);
+  }
+};
+
+// ---------------------------------------------------------------- packing
+// Callers find these overloads through the type of row_of, a lambda of this namespace.
+
+/// The bits of up to 32 elements, zeros behind them.
+template <class T>
+FOCUS_ALWAYS_INLINE vec<float> load_pairs(const T* row, index_t count) noexcept {
+  static_assert(is_bfloat16<T>);
+  constexpr index_t most = tile_sizes<bfloat16>::depth_chunk;
+  if (row != nullptr && count >= most) return {_mm512_loadu_ps(static_cast<const void*>(row))};
+  bfloat16 part[static_cast<std::size_t>(most)] = {};
+  if (row != nullptr)
+    std::memcpy(part, static_cast<const void*>(row),
+                static_cast<std::size_t>(count) * sizeof *part);
+  return {_mm512_loadu_ps(static_cast<const void*>(part))};
+}
+
+FOCUS_ALWAYS_INLINE void store_pairs(vec<float> pairs, bfloat16* to) noexcept {
+  _mm512_storeu_ps(static_cast<void*>(to), pairs.v);
+}
+
+/// The query rows as they are; zeros fill up the depth and the last strip.
+template <class RowOf>
+void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr int chunk = sizes::depth_chunk;
+  for (index_t first = 0; first < depth; first += chunk, to += sizes::padded_rows * chunk) {
+    for (index_t r = 0; r < rows; ++r) {
+      constexpr index_t ahead = 6;
+      if (r + ahead < rows)
+        prefetch_row(row_of(r + ahead) + first, (std::min<index_t>)(chunk, depth - first));
+      store_pairs(detail::load_pairs(row_of(r) + first, depth - first), to + r * chunk);
+    }
+    fill(to + rows * chunk, to + round_up(rows, sizes::strip_rows) * chunk, bfloat16{});
+  }
+}
+
+/// One key panel: in pairs of the depth, K^T is a transposition of 32-bit numbers.
+template <class RowOf>
+void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr int tile = sizes::tile, chunk = sizes::depth_chunk;
+  for (int first_key = 0; first_key < sizes::panel; first_key += tile, to += tile * chunk) {
+    decltype(row_of(0)) rows[tile];
+    for (int c = 0; c < tile; ++c) rows[c] = row_of(first_key + c);
+    for (index_t first = 0; first < depth; first += chunk) {
+      vec<float> block[tile];
+      for (int c = 0; c < tile; ++c)
+        block[c] =
+            detail::load_pairs(rows[c] == nullptr ? nullptr : rows[c] + first, depth - first);
+      transpose(block);
+      for (int t = 0; t < tile; ++t) store_pairs(block[t], to + first * sizes::panel + t * chunk);
+    }
+  }
+}
+
+/// The values of one key panel, in pairs of slots. True when an element is NaN or infinite.
+template <class RowOf>
+bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
+                      bfloat16* panels) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr int tile = sizes::tile, panel = sizes::panel;
+  using T = std::remove_cvref_t<decltype(*row_of(0))>;
+  vec<float> poison = vec<float>::zero();
+  for (int c = 0; c < panel; c += 2) {
+    const T *even_row = row_of(c), *odd_row = row_of(c + 1);
+    for (index_t column = 0; column < round_up(width, panel); column += tile) {
+      const auto load = [&](const T* row) FOCUS_LAMBDA_INLINE {
+        if (row == nullptr || column >= width) return vec<float>::zero();
+        return detail::load_widened_up_to<T, float>(row + column, width - column);
+      };
+      const vec<float> even = load(even_row), odd = load(odd_row);
+      poison = fma(even, vec<float>::zero(), fma(odd, vec<float>::zero(), poison));
+      const __m512i pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even.v), 16),
+                                            _mm512_castps_si512(odd.v));
+      store_pairs({_mm512_castsi512_ps(pairs)}, panels + (column / panel * stride + first) * panel +
+                                                    (column % panel / tile * tile + c / 2) * panel);
+    }
+  }
+  return is_nan(reduce_add(poison));
+}
+
+// ---------------------------------------------------------------- Q K^T
+
+/// scores[r][0, panel) = query row r . key, for one key panel: 2 x 2 tiles of sums in tiles 0 to 3,
+/// queries in 4 and 5, keys in 6 and 7.
+template <int Rows>
+FOCUS_NOINLINE void score_panel(const bfloat16* query, const bfloat16* key_panel, index_t depth,
+                                float* scores) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t tile = sizes::tile, chunk = sizes::depth_chunk, row_bytes = 64;
+  constexpr index_t score_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
+  constexpr bool two = Rows > tile;
+  order_tile_memory();
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (two) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (index_t first = 0; first < depth; first += chunk) {
+    _tile_loadd(6, key_panel, row_bytes);
+    _tile_loadd(4, query, row_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, key_panel + tile * chunk, row_bytes);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (two) {
+      _tile_loadd(5, query + tile * chunk, row_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    query += sizes::padded_rows * chunk;
+    key_panel += sizes::panel * chunk;
+  }
+  _tile_stored(0, scores, score_bytes);
+  _tile_stored(1, scores + tile, score_bytes);
+  if constexpr (two) {
+    _tile_stored(2, scores + tile * sizes::score_stride, score_bytes);
+    _tile_stored(3, scores + tile * sizes::score_stride + tile, score_bytes);
+  }
+  order_tile_memory();
+}
+
+/// Scores of slots [base, end), and of the rest of the last panel, not yet multiplied by their
+/// factor.
+template <int Rows>
+void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index_t base,
+                 index_t end, float* scores) {
+  constexpr int panel = tile_sizes<bfloat16>::panel;
+  for (index_t slot = base; slot < end; slot += panel, scores += panel)
+    score_panel<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
+}
+
+// ---------------------------------------------------------------- P V
+
+/// Rounds the weights of `count` slots to bfloat16, in place, and brings what is summed up with
+/// them to the new maximum: acc, and the sum of the weights as rounded. That sum divides the
+/// output: it then is a mean of values, exact where they are all the same. The logsumexp is that of
+/// the weights before.
+template <int Rows>
+void round_weights(const strip_state<bfloat16>& strip, index_t count, float* weights,
+                   const float* rescale) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr int lanes = vec<float>::width, panel = sizes::panel;
+  for (int r = 0; r < Rows; ++r, weights += sizes::score_stride) {
+    vec<float> total = vec<float>::zero(), total_of_odd = vec<float>::zero();
+    for (index_t j = 0; j < count; j += panel) {
+      const auto pairs = reinterpret_cast<__m512i>(
+          _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + lanes), _mm512_loadu_ps(weights + j)));
+      _mm512_storeu_si512(weights + j, pairs);
+      total = total + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+      const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+      total_of_odd = total_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper))};
+    }
+    float& sum = strip.sum[sizes::padded_rows + r];
+    sum = sum * rescale[r] + reduce_add(total + total_of_odd);
+    if (rescale[r] == 1) continue;
+    const vec<float> factor = vec<float>::broadcast(rescale[r]);
+    float* acc = strip.acc + r * strip.acc_stride;
+    for (index_t c = 0; c < strip.acc_stride; c += lanes)
+      (vec<float>::load(acc + c) * factor).store(acc + c);
+  }
+}
+
+/// acc[r] += sum over t < count of weights[r][t] * values[t], for one value panel, or for its first
+/// 16 columns: sums in tiles 0 to 3, weights in 4 and 5, values in 6 and 7.
+template <int Rows, int Columns>
+FOCUS_NOINLINE void accumulate_panel(const float* weights, const bfloat16* values, index_t count,
+                                     float* acc, index_t acc_stride) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t tile = sizes::tile, panel = sizes::panel, row_bytes = 64;
+  constexpr index_t weight_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
+  constexpr bool two_rows = Rows > tile, two_columns = Columns > tile;
+  const index_t acc_bytes = acc_stride * static_cast<index_t>(sizeof(float));
+  float* const lower = acc + tile * acc_stride;
+  order_tile_memory();
+  _tile_loadd(0, acc, acc_bytes);
+  if constexpr (two_columns) _tile_loadd(1, acc + tile, acc_bytes);
+  if constexpr (two_rows) _tile_loadd(2, lower, acc_bytes);
+  if constexpr (two_rows && two_columns) _tile_loadd(3, lower + tile, acc_bytes);
+  for (index_t t = 0; t < count; t += panel, weights += panel, values += panel * panel) {
+    _tile_loadd(6, values, row_bytes);
+    _tile_loadd(4, weights, weight_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (two_columns) {
+      _tile_loadd(7, values + tile * panel, row_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (two_rows) {
+      _tile_loadd(5, weights + tile * sizes::score_stride, weight_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (two_columns) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, acc, acc_bytes);
+  if constexpr (two_columns) _tile_stored(1, acc + tile, acc_bytes);
+  if constexpr (two_rows) _tile_stored(2, lower, acc_bytes);
+  if constexpr (two_rows && two_columns) _tile_stored(3, lower + tile, acc_bytes);
+  order_tile_memory();
+}
+
+/// acc = rescale * acc + weights * values over whole panels of slots; the weights are rounded.
+template <int Rows>
+void accumulate_values(const strip_state<bfloat16>& strip, const packed_keys<bfloat16>& keys,
+                       slot_range taken, float* weights, const float* rescale) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr int tile = sizes::tile, panel = sizes::panel;
+  const index_t count = taken.end - taken.begin;
+  round_weights<Rows>(strip, count, weights, rescale);
+  for (index_t p = 0; p < keys.value_panels(); ++p) {
+    const bfloat16* values = keys.value_panel(p, taken.begin);
+    float* acc = strip.acc + p * panel;
+    if (keys.value_dim - p * panel > tile)
+      accumulate_panel<Rows, 2 * tile>(weights, values, count, acc, strip.acc_stride);
+    else
+      accumulate_panel<Rows, tile>(weights, values, count, acc, strip.acc_stride);
+  }
+}
+
+/// The same bits, without touching a value that a row may not see. Values that are NaN or infinite
+/// are zeros in the products, and then added for the rows that see them.
+template <int Rows, class Sees>
+FOCUS_NOINLINE void accumulate_seen_values(const strip_state<bfloat16>& strip,
+                                           const packed_keys<bfloat16>& keys, slot_range taken,
+                                           float* weights, const float* rescale, Sees&& sees) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t tile = sizes::tile, panel = sizes::panel, tile_size = tile * panel;
+  const auto finite = [](bfloat16 x) {
+    return (x.bits & 0x7f80u) != 0x7f80u;
+  };
+  round_weights<Rows>(strip, taken.end - taken.begin, weights, rescale);
+
+  alignas(64) bfloat16 products[static_cast<std::size_t>(tile_size)];
+  for (index_t column = 0; column < keys.value_dim; column += tile)
+    for (index_t slot = taken.begin; slot < taken.end; slot += panel) {
+      const bfloat16* values =
+          keys.value_panel(column / panel, slot) + column % panel / tile * tile_size;
+      for (index_t x = 0; x < tile_size; ++x)
+        products[x] = finite(values[x]) ? values[x] : bfloat16{};
+      for (index_t r = 0; r < Rows; r += tile)
+        accumulate_panel<tile, tile>(weights + r * sizes::score_stride + (slot - taken.begin),
+                                     products, panel, strip.acc + r * strip.acc_stride + column,
+                                     strip.acc_stride);
+    }
+
+  for (index_t column = 0; column < keys.value_dim; ++column)
+    for (index_t slot = taken.begin; slot < taken.end; ++slot) {
+      const index_t place = column % panel / tile * tile_size +  // its tile, pair, and half of that
+                            (slot % panel / 2 * tile + column % tile) * 2 + slot % 2;
+      const bfloat16 value = keys.value_panel(column / panel, slot / panel * panel)[place];
+      if (finite(value)) continue;
+      for (int r = 0; r < Rows; ++r) {
+        if (!sees(r, slot)) continue;
+        const float* of_panel =
+            weights + r * sizes::score_stride + (slot - taken.begin) / panel * panel;
+        bfloat16 weight;
+        std::memcpy(&weight, reinterpret_cast<const bfloat16*>(of_panel) + slot % panel,
+                    sizeof weight);
+        strip.acc[r * strip.acc_stride + column] += widen(weight) * widen(value);
+      }
+    }
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
+
+#endif
