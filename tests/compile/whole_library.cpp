@@ -219,6 +219,43 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
         "merge_attention_states");
 }
 
+/// Stored in bfloat16, on AMX where it is there.
+void check_bfloat16(const std::vector<focus::group_mask>& masks) {
+  using traits = focus::scalar_traits<focus::bfloat16>;
+  using narrow_view = focus::tensor_view<focus::bfloat16, 3>;
+  tensor<3> q({heads, tokens, head_dim}), k({kv_heads, tokens, head_dim}),
+      v({kv_heads, tokens, value_dim}), expected({heads, tokens, value_dim}, false);
+  const auto narrowed = [](tensor<3>& x) {
+    std::vector<focus::bfloat16> bits;
+    for (float& value : x.values()) {
+      bits.push_back(traits::from_accumulator(value));
+      value = traits::to_accumulator(bits.back());
+    }
+    return bits;
+  };
+  std::vector<focus::bfloat16> narrow_q = narrowed(q), narrow_k = narrowed(k),
+                               narrow_v = narrowed(v), narrow_out = narrowed(expected);
+  const narrow_view q_view(narrow_q.data(), q.view().extents()),
+      k_view(narrow_k.data(), k.view().extents()), v_view(narrow_v.data(), v.view().extents()),
+      out(narrow_out.data(), expected.view().extents());
+  const auto close = [&] {
+    bool good = true;
+    for (std::size_t i = 0; i < narrow_out.size(); ++i)
+      good =
+          good && std::abs(traits::to_accumulator(narrow_out[i]) - expected.values()[i]) < 0x1p-6f;
+    return good;
+  };
+  focus::attention(q_view, k_view, v_view, out, {.window = 70}, {}, {}, threads);
+  focus::reference::attention(q.view(), k.view(), v.view(), expected.view(), {.window = 70});
+  check(close(), "attention in bfloat16");
+  const focus::pattern_options pattern{.window = 9, .sink_tokens = 2};
+  focus::sparse_attention(q_view, k_view, v_view, focus::make_routing_plan(masks, pattern), out, {},
+                          {}, threads);
+  focus::reference::sparse_attention(q.view(), k.view(), v.view(), masks, masks, pattern,
+                                     expected.view());
+  check(close(), "sparse_attention in bfloat16");
+}
+
 void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
   tensor<3> q({heads, tokens, head_dim}), k({kv_heads, tokens, head_dim}),
       v({kv_heads, tokens, value_dim}), out({heads, tokens, value_dim}, false),
@@ -294,6 +331,7 @@ int main() {
   tensor<2> assignment({tokens, groups}, false);
   check_routing(masks, assignment);
   check_attention(masks, assignment);
+  check_bfloat16(masks);
   check_gradients(masks, assignment);
   check_bad_argument();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
