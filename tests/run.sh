@@ -126,6 +126,7 @@ test_tier() {
 install_packages
 
 readonly avx2="avx2 fma f16c" avx512="avx512f avx512bw avx512dq avx512vl" any=""
+readonly amx="$avx512 avx512_bf16 amx_tile amx_bf16"
 # One build optimises as users do and has everything; the others are many and -O1 is quick.
 readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1)
 
@@ -134,7 +135,8 @@ test_tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
 test_tier "GCC, plain C++" generic "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
 test_tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
-test_tier "GCC, AVX-512 emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
+test_tier "GCC, AMX" amx "$amx" focus_unit_tests unit "${quick[@]}"
+test_tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
 test_tier "GCC, NEON under qemu" neon "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
 test_tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
