@@ -1,154 +1,25 @@
-// What all backward passes of attention share: their arguments, and the loop over heads, tiles and
-// keys that sums gradients in the same order for any number of threads.
+// What all backward passes of attention share: the loop over heads, tiles and keys that sums
+// gradients in the same order for any number of threads.
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
-#include <string>
 #include <type_traits>
 
 #include "focus/attention.hpp"
-#include "focus/attention_arguments.hpp"
+#include "focus/backward_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/kernel/gradient_tile.hpp"
 #include "focus/kernel/pack.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus::inline FOCUS_ABI {
 namespace detail {
-
-/// What a caller leaves out with {}.
-template <class T, int Rank>
-constexpr bool is_given(const tensor_view<T, Rank>& view) noexcept {
-  return view.data() != nullptr || !view.empty();
-}
-
-/// Views of the arguments of a backward pass after their checks.
-template <scalar TQ, scalar TK, scalar TV, scalar TOut, scalar TDout, std::floating_point TLse,
-          std::floating_point TDlse, scalar TDq, scalar TDk, scalar TDv>
-struct backward_arguments {
-  using accumulator = accumulator_t<TQ>;
-
-  tensor_view<const TQ, 3> q;
-  tensor_view<const TK, 3> k;
-  tensor_view<const TV, 3> v;
-  tensor_view<const TOut, 3> out;
-  matrix_view<const TLse> lse;
-  tensor_view<const TDout, 3> dout;  // the last four: not wanted, or zeros, where they are null
-  matrix_view<const TDlse> dlse;
-  tensor_view<TDq, 3> dq;
-  tensor_view<TDk, 3> dk;
-  tensor_view<TDv, 3> dv;
-  attention_shape shape;
-
-  /// The same for kv heads [first, first + count) and the query heads that read them.
-  [[nodiscard]] backward_arguments heads_of(index_t first, index_t count) const {
-    backward_arguments part = *this;
-    const index_t group = shape.group_size();
-    const index_t first_head = first * group, heads = count * group;
-    part.q = heads_slice(q, first_head, heads);
-    part.k = heads_slice(k, first, count);
-    part.v = heads_slice(v, first, count);
-    part.out = heads_slice(out, first_head, heads);
-    part.lse = heads_slice(lse, first_head, heads);
-    part.dout = heads_slice(dout, first_head, heads);
-    part.dlse = heads_slice(dlse, first_head, heads);
-    part.dq = heads_slice(dq, first_head, heads);
-    part.dk = heads_slice(dk, first, count);
-    part.dv = heads_slice(dv, first, count);
-    part.shape.heads = heads;
-    part.shape.kv_heads = count;
-    return part;
-  }
-};
-
-/// A view and the name that the signature gives it.
-template <class T, int Rank>
-struct named_view {
-  const tensor_view<T, Rank>& view;
-  const char* name;
-};
-template <class T, int Rank>
-named_view(const tensor_view<T, Rank>&, const char*) -> named_view<T, Rank>;
-
-/// Refuses an output that overlaps itself or any of `others`.
-template <class Out, class... Others>
-void require_apart(const char* function, const Out& out, const Others&... others) {
-  if (out.view.empty()) return;
-  require_distinct_elements(out.view, out.name, function);
-  (require_disjoint(out.view, out.name, others.view, others.name, function), ...);
-}
-
-/// A view that must have the given shape, or, where it may be left out, be {}.
-template <int Rank, class T>
-void require_tensor(
-    const tensor_view<T, Rank>& view,
-    const std::type_identity_t<std::array<index_t, static_cast<std::size_t>(Rank)>>& shape,
-    bool optional, const char* function, const char* name) {
-  if (optional && !detail::is_given(view)) return;
-  require_shape(view, shape, function, name);
-  require_data(view, function, name);
-}
-
-/// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
-/// only_lse: out and dout may both be left out.
-template <class TQ, class TK, class TV, class TOut, class TLse, class TDout, class TDlse, class TDq,
-          class TDk, class TDv>
-auto check_backward_views(const char* function, bool only_lse, const tensor_view<const TQ, 3>& q,
-                          const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
-                          const tensor_view<const TOut, 3>& out, const matrix_view<const TLse>& lse,
-                          const tensor_view<const TDout, 3>& dout,
-                          const matrix_view<const TDlse>& dlse, const tensor_view<TDq, 3>& dq,
-                          const tensor_view<TDk, 3>& dk, const tensor_view<TDv, 3>& dv) {
-  const attention_shape s = check_attention_inputs(function, q, k, v);
-  only_lse = only_lse && !detail::is_given(dout);
-  require_tensor(out, {s.heads, s.n_q, s.value_dim}, only_lse, function, "out");
-  require_tensor(lse, {s.heads, s.n_q}, false, function, "lse");
-  require_tensor(dout, {s.heads, s.n_q, s.value_dim}, only_lse, function, "dout");
-  require_tensor(dlse, {s.heads, s.n_q}, true, function, "dlse");
-  require_tensor(dq, {s.heads, s.n_q, s.head_dim}, true, function, "dq");
-  require_tensor(dk, {s.kv_heads, s.n_k, s.head_dim}, true, function, "dk");
-  require_tensor(dv, {s.kv_heads, s.n_k, s.value_dim}, true, function, "dv");
-  const auto apart_from_inputs = [&](const auto& view, const auto&... others) {
-    require_apart(function, view, named_view{q, "q"}, named_view{k, "k"}, named_view{v, "v"},
-                  named_view{out, "out"}, named_view{lse, "lse"}, named_view{dout, "dout"},
-                  named_view{dlse, "dlse"}, others...);
-  };
-  const named_view dq_named{dq, "dq"}, dk_named{dk, "dk"};
-  apart_from_inputs(dq_named);
-  apart_from_inputs(dk_named, dq_named);
-  apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
-
-  using A = accumulator_t<TQ>;
-  // Only q, k and v: what is left out is a view of float, whatever they are.
-  static_assert(std::same_as<A, accumulator_t<TK>> && std::same_as<A, accumulator_t<TV>>,
-                "focus: q, k and v must all be double, or all be types whose sums are float.");
-  static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<TOut>, float> &&
-                                            std::same_as<accumulator_t<TDout>, float>),
-                "focus: out and dout may be double only when q, k and v are double.");
-  return backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv>{
-      q, k, v, out, lse, dout, dlse, dq, dk, dv, s};
-}
-
-/// The same for tensors of whatever type.
-template <class Q, class K, class V, class Out, class Lse, class Dout, class Dlse, class Dq,
-          class Dk, class Dv>
-auto check_backward_arguments(const char* function, bool only_lse, Q&& q, K&& k, V&& v, Out&& out,
-                              Lse&& lse, Dout&& dout, Dlse&& dlse, Dq&& dq, Dk&& dk, Dv&& dv) {
-  return check_backward_views(function, only_lse, detail::as_const_view(q),
-                              detail::as_const_view(k), detail::as_const_view(v),
-                              detail::as_const_view(out), detail::as_const_view(lse),
-                              detail::as_const_view(dout), detail::as_const_view(dlse),
-                              detail::as_view(dq), detail::as_view(dk), detail::as_view(dv));
-}
 
 /// Sum of a[c] * b[c] over c < n.
 template <class A, class TA, class TB>
@@ -420,45 +291,74 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
                                  (std::min<index_t>)(lanes, width - c));
 }
 
-/// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
-/// the gradients of the assignments go; `ungated` for none.
-template <class Arguments, class A, class Gates, class First, class Second>
-void run_backward(const Arguments& args, const resolved_score<A>& score, const Gates& make_gates,
-                  const First& first_pass, const Second& second_pass, const any_executor& exec) {
-  const attention_shape& s = args.shape;
-  const bool two = second_pass.tiles() > 0;
-  const index_t threads = exec.concurrency();
+/// One call of a backward pass after its checks: what is planned for it, and its steps.
+template <class A, class Arguments, class Gates>
+class backward_run {
+ public:
+  /// make_gates(scratch plan, workers): what is gated, and where the gradients of the assignments
+  /// go. first_slots, second_slots: of the two passes.
+  template <class MakeGates>
+  backward_run(const Arguments& args, const resolved_score<A>& score, const MakeGates& make_gates,
+               index_t segments, index_t first_slots, index_t second_slots, bool two_passes,
+               const any_executor& exec)
+      : args_(args),
+        score_(score),
+        exec_(exec),
+        gates_(make_gates(plan_, exec.concurrency())),
+        wanted_{detail::is_given(args.dout), detail::is_given(args.dq), detail::is_given(args.dk),
+                detail::is_given(args.dv),   gates_.wants_dquery,       gates_.wants_dkey},
+        segments_(segments),
+        batch_(exec.concurrency() <= 1
+                   ? (std::min<index_t>)(args.shape.kv_heads, 1)
+                   : (std::min)(ceil_div(4 * exec.concurrency(), segments), args.shape.kv_heads)),
+        first_(plan_packers(first_slots)),
+        second_(plan_packers(second_slots)),
+        layout_(plan_, exec.concurrency(), args.shape.head_dim, value_dim(), gates_.groups,
+                score.softcap > 0, wanted_),
+        sums_(plan_, args.shape, batch_, segments, gates_.groups, wanted_,
+              two_passes && wanted_.dq),
+        memory_(exec, plan_) {}
 
-  scratch_plan plan;
-  const auto gates = make_gates(plan, threads);
-  const wanted_gradients wanted{detail::is_given(args.dout), detail::is_given(args.dq),
-                                detail::is_given(args.dk),   detail::is_given(args.dv),
-                                gates.wants_dquery,          gates.wants_dkey};
-  const bool any_wanted =
-      wanted.dq || wanted.dk || wanted.dv || wanted.dquery_gates || wanted.dkey_gates;
-  const index_t segments = gradient_segments(s, first_pass.pairs_a_row + second_pass.pairs_a_row,
-                                             (std::max)(first_pass.tiles(), second_pass.tiles()));
-  const index_t batch = threads <= 1 ? (std::min<index_t>)(s.kv_heads, 1)
-                                     : (std::min)(ceil_div(4 * threads, segments), s.kv_heads);
-  // Of V only the products with dout are needed: V is packed as keys are, and K both as keys and as
-  // values.
-  const index_t value_dim = wanted.dout ? s.value_dim : 0;
-  const key_packer<A> first_keys(plan, batch, first_pass.slots(), s.head_dim,
-                                 wanted.dq ? s.head_dim : 0);
-  const key_packer<A> first_values(plan, batch, first_pass.slots(), value_dim, 0);
-  const key_packer<A> second_keys(plan, batch, second_pass.slots(), s.head_dim,
-                                  wanted.dq ? s.head_dim : 0);
-  const key_packer<A> second_values(plan, batch, second_pass.slots(), value_dim, 0);
-  const gradient_tile_layout<A> layout(plan, threads, s.head_dim, value_dim, gates.groups,
-                                       score.softcap > 0, wanted);
-  const gradient_sums<A> sums(plan, s, batch, segments, gates.groups, wanted, two && wanted.dq);
-  const scratch_memory memory(exec, plan);
-  gates.pack(memory, exec);
-  sums.clear_totals(memory);
+  template <class First, class Second>
+  void run(const First& first_pass, const Second& second_pass) {
+    const bool two = second_pass.tiles() > 0;
+    gates_.pack(memory_, exec_);
+    sums_.clear_totals(memory_);
+    index_t first_head = 0;  // of the batch
+    for_each_head_batch(args_, batch_, [&](const Arguments& part) {
+      sums_.clear(memory_, part.shape.kv_heads, exec_);
+      run_pass(part, first_head, first_pass, first_, {.first = true, .last = !two});
+      if (two) run_pass(part, first_head, second_pass, second_, {.first = false, .last = true});
+      sums_.write_key_gradients(memory_, part, score_.scale, exec_);
+      sums_.add_gate_gradients(memory_, part.shape.kv_heads, exec_);
+      first_head += part.shape.heads;
+    });
+    gates_.write(memory_, sums_, exec_);
+  }
 
-  index_t first_head = 0;  // of the batch
-  const auto run_pass = [&](const auto& part, const auto& pass, const key_packer<A>& keys,
-                            const key_packer<A>& values, pass_place place) {
+ private:
+  /// Of V only the products with dout are needed: V is packed as keys are, and K both as keys and
+  /// as values.
+  struct packers {
+    key_packer<A> keys, values;
+  };
+  packers plan_packers(index_t slots) {
+    const index_t head_dim = args_.shape.head_dim;
+    // In this order: a list of initialisers is evaluated from left to right.
+    return {key_packer<A>(plan_, batch_, slots, head_dim, wanted_.dq ? head_dim : 0),
+            key_packer<A>(plan_, batch_, slots, value_dim(), 0)};
+  }
+  [[nodiscard]] index_t value_dim() const noexcept {
+    return wanted_.dout ? args_.shape.value_dim : 0;
+  }
+  [[nodiscard]] bool any_wanted() const noexcept {
+    return wanted_.dq || wanted_.dk || wanted_.dv || wanted_.dquery_gates || wanted_.dkey_gates;
+  }
+
+  /// One pass over the heads of a batch. first_head: the batch's first among all.
+  template <class Pass>
+  void run_pass(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
+                pass_place place) const {
     const auto token_of = [&](index_t slot) {
       return slot < pass.slots() ? pass.token_of(slot) : -1;
     };
@@ -467,59 +367,89 @@ void run_backward(const Arguments& args, const resolved_score<A>& score, const G
       extents[2] = 0;
       return std::remove_cvref_t<decltype(view)>(view.data(), extents, view.strides());
     };
-    keys.pack(memory, part.k, wanted.dq ? part.k : no_columns(part.k), token_of, exec);
-    if (wanted.dout) values.pack(memory, part.v, no_columns(part.v), token_of, exec);
-    exec.parallel_for(part.shape.kv_heads * segments, [&](index_t task, index_t worker) {
-      const index_t kv_head = task / segments, segment = task % segments;
-      gradient_tile<A> tile(memory, layout, worker);
-      const key_gradients<A> key_sums = sums.keys_of(memory, kv_head, segment, tile.nowhere());
-      const packed_keys<A> packed_k = keys.head(memory, kv_head);
-      const packed_keys<A> packed_v = values.head(memory, kv_head);
-      for (index_t h = 0; h < s.group_size(); ++h) {
-        const index_t head = kv_head * s.group_size() + h;
-        for (index_t t = segment; t < pass.tiles(); t += segments) {
+    packed.keys.pack(memory_, part.k, wanted_.dq ? part.k : no_columns(part.k), token_of, exec_);
+    if (wanted_.dout) packed.values.pack(memory_, part.v, no_columns(part.v), token_of, exec_);
+    exec_.parallel_for(part.shape.kv_heads * segments_, [&](index_t task, index_t worker) {
+      const index_t kv_head = task / segments_, segment = task % segments_;
+      gradient_tile<A> tile(memory_, layout_, worker);
+      const key_gradients<A> key_sums = sums_.keys_of(memory_, kv_head, segment, tile.nowhere());
+      const packed_keys<A> keys = packed.keys.head(memory_, kv_head);
+      const packed_keys<A> values = packed.values.head(memory_, kv_head);
+      const index_t group_size = args_.shape.group_size();
+      for (index_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head)
+        for (index_t t = segment; t < pass.tiles(); t += segments_) {
           const auto row = [&](index_t r) {
             return pass.row(t, r);
           };
-          tile.begin(
-              pass.rows(t), query_factor(score),
-              [&](index_t r) { return part.q.row(head, row(r)); },
-              gates.row_states(tile_site<A>{memory, packed_k, worker, first_head + head}, part,
-                               head, pass.rows(t), row));
-          if (wanted.dout) tile.set_douts([&](index_t r) { return part.dout.row(head, row(r)); });
-          const auto gate = gates.begin_tile(memory, tile, row);
-          if (wanted.dq && !place.first)
-            for (index_t r = 0; r < tile.rows(); ++r)
-              copy(sums.dq(memory, head, row(r)), sums.dq(memory, head, row(r)) + tile.dq_stride(),
-                   tile.dq(r));
-          if (!any_wanted) continue;
+          const tile_site<A> site{memory_, keys, worker, first_head + head};
+          const auto gate = begin_tile(tile, part, head, pass.rows(t), row, site, place);
+          if (!any_wanted()) continue;
           pass.walk(tile, t, [&](const auto& rules) {
-            tile.attend(packed_k, packed_v, score.softcap, rules, gate, token_of, key_sums);
+            tile.attend(keys, values, score_.softcap, rules, gate, token_of, key_sums);
           });
-          for (index_t r = 0; r < tile.rows(); ++r) {
-            if (wanted.dq && !place.last)
-              copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums.dq(memory, head, row(r)));
-            if (wanted.dq && place.last)
-              detail::write_scaled(tile.dq(r), score.scale, part.dq.row(head, row(r)), s.head_dim);
-            if (wanted.dquery_gates)
-              sums.add(tile.dgates(r), tile.dgates_stride(),
-                       sums.dquery_gates(memory, kv_head, row(r)));
-          }
+          finish_tile(tile, part, head, kv_head, row, place);
         }
-      }
     });
-  };
+  }
 
-  for_each_head_batch(args, batch, [&](const Arguments& part) {
-    sums.clear(memory, part.shape.kv_heads, exec);
-    run_pass(part, first_pass, first_keys, first_values, {.first = true, .last = !two});
-    if (two)
-      run_pass(part, second_pass, second_keys, second_values, {.first = false, .last = true});
-    sums.write_key_gradients(memory, part, score.scale, exec);
-    sums.add_gate_gradients(memory, part.shape.kv_heads, exec);
-    first_head += part.shape.heads;
-  });
-  gates.write(memory, sums, exec);
+  /// Row r of the tile is row(r) of `head`. Returns its gate.
+  template <class Row>
+  auto begin_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t rows,
+                  const Row& row, const tile_site<A>& site, pass_place place) const {
+    tile.begin(
+        rows, query_factor(score_), [&](index_t r) { return part.q.row(head, row(r)); },
+        gates_.row_states(site, part, head, rows, row));
+    if (wanted_.dout) tile.set_douts([&](index_t r) { return part.dout.row(head, row(r)); });
+    if (wanted_.dq && !place.first)
+      for (index_t r = 0; r < tile.rows(); ++r) {
+        const A* from = sums_.dq(memory_, head, row(r));
+        copy(from, from + tile.dq_stride(), tile.dq(r));
+      }
+    return gates_.begin_tile(memory_, tile, row);
+  }
+
+  template <class Row>
+  void finish_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t kv_head,
+                   const Row& row, pass_place place) const {
+    for (index_t r = 0; r < tile.rows(); ++r) {
+      if (wanted_.dq && !place.last)
+        copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums_.dq(memory_, head, row(r)));
+      if (wanted_.dq && place.last)
+        detail::write_scaled(tile.dq(r), score_.scale, part.dq.row(head, row(r)),
+                             args_.shape.head_dim);
+      if (wanted_.dquery_gates)
+        sums_.add(tile.dgates(r), tile.dgates_stride(),
+                  sums_.dquery_gates(memory_, kv_head, row(r)));
+    }
+  }
+
+  // Each plans its part of the scratch memory, in this order; the last allocates it.
+  const Arguments& args_;
+  const resolved_score<A>& score_;
+  const any_executor& exec_;
+  scratch_plan plan_;
+  Gates gates_;
+  wanted_gradients wanted_;
+  index_t segments_, batch_;
+  packers first_, second_;
+  gradient_tile_layout<A> layout_;
+  gradient_sums<A> sums_;
+  scratch_memory memory_;
+};
+
+/// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
+/// the gradients of the assignments go; make_ungated for none.
+template <class Arguments, class A, class MakeGates, class First, class Second>
+void run_backward(const Arguments& args, const resolved_score<A>& score,
+                  const MakeGates& make_gates, const First& first_pass, const Second& second_pass,
+                  const any_executor& exec) {
+  using gates = std::invoke_result_t<const MakeGates&, scratch_plan&, index_t>;
+  const index_t segments =
+      gradient_segments(args.shape, first_pass.pairs_a_row + second_pass.pairs_a_row,
+                        (std::max)(first_pass.tiles(), second_pass.tiles()));
+  backward_run<A, Arguments, gates>(args, score, make_gates, segments, first_pass.slots(),
+                                    second_pass.slots(), second_pass.tiles() > 0, exec)
+      .run(first_pass, second_pass);
 }
 
 }  // namespace detail

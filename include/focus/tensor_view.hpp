@@ -233,6 +233,12 @@ constexpr auto as_span(X&& x) {
   return std::span(std::data(x), static_cast<std::size_t>(std::size(x)));
 }
 
+/// Whether a tensor that may be left out with {} is there.
+template <class T, int Rank>
+constexpr bool is_given(const tensor_view<T, Rank>& view) noexcept {
+  return view.data() != nullptr || !view.empty();
+}
+
 template <int Rank, class T>
 void require_shape(
     const tensor_view<T, Rank>& view,

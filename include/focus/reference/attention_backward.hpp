@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "focus/attention_gradients.hpp"
+#include "focus/backward_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"

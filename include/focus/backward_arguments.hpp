@@ -1,0 +1,139 @@
+// The arguments that every backward pass of attention takes, and what is checked of them before
+// anything is written.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <type_traits>
+
+#include "focus/attention_arguments.hpp"
+#include "focus/config.hpp"
+#include "focus/overlap.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Views of the arguments of a backward pass after their checks.
+template <scalar TQ, scalar TK, scalar TV, scalar TOut, scalar TDout, std::floating_point TLse,
+          std::floating_point TDlse, scalar TDq, scalar TDk, scalar TDv>
+struct backward_arguments {
+  using accumulator = accumulator_t<TQ>;
+
+  tensor_view<const TQ, 3> q;
+  tensor_view<const TK, 3> k;
+  tensor_view<const TV, 3> v;
+  tensor_view<const TOut, 3> out;
+  matrix_view<const TLse> lse;
+  tensor_view<const TDout, 3> dout;  // the last four: not wanted, or zeros, where they are null
+  matrix_view<const TDlse> dlse;
+  tensor_view<TDq, 3> dq;
+  tensor_view<TDk, 3> dk;
+  tensor_view<TDv, 3> dv;
+  attention_shape shape;
+
+  /// The same for kv heads [first, first + count) and the query heads that read them.
+  [[nodiscard]] backward_arguments heads_of(index_t first, index_t count) const {
+    backward_arguments part = *this;
+    const index_t group = shape.group_size();
+    const index_t first_head = first * group, heads = count * group;
+    part.q = heads_slice(q, first_head, heads);
+    part.k = heads_slice(k, first, count);
+    part.v = heads_slice(v, first, count);
+    part.out = heads_slice(out, first_head, heads);
+    part.lse = heads_slice(lse, first_head, heads);
+    part.dout = heads_slice(dout, first_head, heads);
+    part.dlse = heads_slice(dlse, first_head, heads);
+    part.dq = heads_slice(dq, first_head, heads);
+    part.dk = heads_slice(dk, first, count);
+    part.dv = heads_slice(dv, first, count);
+    part.shape.heads = heads;
+    part.shape.kv_heads = count;
+    return part;
+  }
+};
+
+/// A view and the name that the signature gives it.
+template <class T, int Rank>
+struct named_view {
+  const tensor_view<T, Rank>& view;
+  const char* name;
+};
+template <class T, int Rank>
+named_view(const tensor_view<T, Rank>&, const char*) -> named_view<T, Rank>;
+
+/// Refuses an output that overlaps itself or any of `others`.
+template <class Out, class... Others>
+void require_apart(const char* function, const Out& out, const Others&... others) {
+  if (out.view.empty()) return;
+  require_distinct_elements(out.view, out.name, function);
+  (require_disjoint(out.view, out.name, others.view, others.name, function), ...);
+}
+
+/// A view that must have the given shape, or, where it may be left out, be {}.
+template <int Rank, class T>
+void require_tensor(
+    const tensor_view<T, Rank>& view,
+    const std::type_identity_t<std::array<index_t, static_cast<std::size_t>(Rank)>>& shape,
+    bool optional, const char* function, const char* name) {
+  if (optional && !detail::is_given(view)) return;
+  require_shape(view, shape, function, name);
+  require_data(view, function, name);
+}
+
+/// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
+/// only_lse: out and dout may both be left out.
+template <class TQ, class TK, class TV, class TOut, class TLse, class TDout, class TDlse, class TDq,
+          class TDk, class TDv>
+auto check_backward_views(const char* function, bool only_lse, const tensor_view<const TQ, 3>& q,
+                          const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
+                          const tensor_view<const TOut, 3>& out, const matrix_view<const TLse>& lse,
+                          const tensor_view<const TDout, 3>& dout,
+                          const matrix_view<const TDlse>& dlse, const tensor_view<TDq, 3>& dq,
+                          const tensor_view<TDk, 3>& dk, const tensor_view<TDv, 3>& dv) {
+  const attention_shape s = check_attention_inputs(function, q, k, v);
+  only_lse = only_lse && !detail::is_given(dout);
+  require_tensor(out, {s.heads, s.n_q, s.value_dim}, only_lse, function, "out");
+  require_tensor(lse, {s.heads, s.n_q}, false, function, "lse");
+  require_tensor(dout, {s.heads, s.n_q, s.value_dim}, only_lse, function, "dout");
+  require_tensor(dlse, {s.heads, s.n_q}, true, function, "dlse");
+  require_tensor(dq, {s.heads, s.n_q, s.head_dim}, true, function, "dq");
+  require_tensor(dk, {s.kv_heads, s.n_k, s.head_dim}, true, function, "dk");
+  require_tensor(dv, {s.kv_heads, s.n_k, s.value_dim}, true, function, "dv");
+  const auto apart_from_inputs = [&](const auto& view, const auto&... others) {
+    require_apart(function, view, named_view{q, "q"}, named_view{k, "k"}, named_view{v, "v"},
+                  named_view{out, "out"}, named_view{lse, "lse"}, named_view{dout, "dout"},
+                  named_view{dlse, "dlse"}, others...);
+  };
+  const named_view dq_named{dq, "dq"}, dk_named{dk, "dk"};
+  apart_from_inputs(dq_named);
+  apart_from_inputs(dk_named, dq_named);
+  apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
+
+  using A = accumulator_t<TQ>;
+  // Only q, k and v: what is left out is a view of float, whatever they are.
+  static_assert(std::same_as<A, accumulator_t<TK>> && std::same_as<A, accumulator_t<TV>>,
+                "focus: q, k and v must all be double, or all be types whose sums are float.");
+  static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<TOut>, float> &&
+                                            std::same_as<accumulator_t<TDout>, float>),
+                "focus: out and dout may be double only when q, k and v are double.");
+  return backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv>{
+      q, k, v, out, lse, dout, dlse, dq, dk, dv, s};
+}
+
+/// The same for tensors of whatever type.
+template <class Q, class K, class V, class Out, class Lse, class Dout, class Dlse, class Dq,
+          class Dk, class Dv>
+auto check_backward_arguments(const char* function, bool only_lse, Q&& q, K&& k, V&& v, Out&& out,
+                              Lse&& lse, Dout&& dout, Dlse&& dlse, Dq&& dq, Dk&& dk, Dv&& dv) {
+  return check_backward_views(function, only_lse, detail::as_const_view(q),
+                              detail::as_const_view(k), detail::as_const_view(v),
+                              detail::as_const_view(out), detail::as_const_view(lse),
+                              detail::as_const_view(dout), detail::as_const_view(dlse),
+                              detail::as_view(dq), detail::as_view(dk), detail::as_view(dv));
+}
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
