@@ -136,7 +136,8 @@ test_tier "GCC, plain C++" generic "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
 test_tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
 test_tier "GCC, AMX" amx "$amx" focus_unit_tests unit "${quick[@]}"
-test_tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
+# shellcheck disable=SC2086
+cpu_has $amx || test_tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
 test_tier "GCC, NEON under qemu" neon "$any" focus_unit_tests kernel "${quick[@]}"
 test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
 test_tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
