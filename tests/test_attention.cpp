@@ -367,4 +367,13 @@ TEST_CASE("attention: bad arguments") {
   check_refusals<call>();
 }
 
+TEST_CASE("attention: head_dim 0 without data, several kv heads") {
+  std::vector<float> values(2 * 40 * 3), out(values.size(), std::nanf(""));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i < 120 ? 1.0f : 2.0f;
+  const focus::tensor_view<const float, 3> none(nullptr, {2, 40, 0});
+  focus::attention(none, none, focus::tensor_view<const float, 3>(values.data(), {2, 40, 3}),
+                   focus::tensor_view<float, 3>(out.data(), {2, 40, 3}));
+  CHECK(out == values);  // means of values that are all the same
+}
+
 }  // namespace test_attention

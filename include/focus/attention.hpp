@@ -124,7 +124,8 @@ void run_in_token_order(const Arguments& args, const resolved_score<accumulator_
                              tile.begin(rows, query_factor(score),
                                         [&](index_t r) { return part.q.row(head, first + r); });
                              attend(tile, packer.head(memory, head / s.group_size()), first);
-                             write_rows(part, tile, head, [first](index_t r) { return first + r; });
+                             detail::write_rows(part, tile, head,
+                                                [first](index_t r) { return first + r; });
                            });
   });
 }
@@ -167,7 +168,8 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// sums in float. The weights are rounded to bfloat16 and divided by their own sum: out_i is off by
 /// up to 2^-8 times the mean distance of the values v_j from it, which is at most max |v|, beside
 /// its own rounding of 2^-8 |out_i|. An output of another type is finer than that, and is not
-/// computed this way. lse is not affected. Subnormal elements of q, k and v count as 0.
+/// computed this way. lse keeps the weights as they were. q . k, before the scale, must be a finite
+/// float, and what is subnormal in it, or in q, k and v, counts as 0.
 ///
 /// Memory: packed copies of K and V, O(n_k d), of as many kv heads as keep the threads busy.
 /// FlashAttention (arXiv 2205.14135), online softmax (1805.02867).

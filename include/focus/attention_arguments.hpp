@@ -26,13 +26,14 @@ struct attention_shape {
   }
 };
 
-/// The heads [first, first + count) of a tensor; one that is left out stays so.
+/// The heads [first, first + count) of a tensor; of one that has no data, or no elements at all,
+/// the extents.
 template <class T, int Rank>
 tensor_view<T, Rank> heads_slice(const tensor_view<T, Rank>& view, index_t first, index_t count) {
-  if (view.data() == nullptr) return view;
   auto extents = view.extents();
   extents[0] = count;
-  return {view.data() + first * view.stride(0), extents, view.strides()};
+  T* const data = view.data() == nullptr ? nullptr : view.data() + first * view.stride(0);
+  return {data, extents, view.strides()};
 }
 
 /// Views of Q, K, V, out and lse after their checks, as the kernels take them.
@@ -45,8 +46,8 @@ struct attention_arguments {
                 "focus: q, k, v and out must all be double, or all be types whose sums are float.");
 
   /// Everything but lse is stored in bfloat16, of whatever name.
-  static constexpr bool all_bfloat16 =
-      is_bfloat16<TQ> && is_bfloat16<TK> && is_bfloat16<TV> && is_bfloat16<TOut>;
+  static constexpr bool all_bfloat16 = std::same_as<accumulator, float> && is_bfloat16<TQ> &&
+                                       is_bfloat16<TK> && is_bfloat16<TV> && is_bfloat16<TOut>;
 
   tensor_view<const TQ, 3> q;
   tensor_view<const TK, 3> k;
@@ -121,9 +122,9 @@ auto check_attention_views(const char* function, const tensor_view<const TQ, 3>&
 /// alone.
 template <class Q, class K, class V, class Out, class Lse>
 auto check_attention_arguments(const char* function, Q&& q, K&& k, V&& v, Out&& out, Lse&& lse) {
-  return check_attention_views(function, detail::as_const_view(q), detail::as_const_view(k),
-                               detail::as_const_view(v), detail::as_view(out),
-                               detail::as_view(lse));
+  return detail::check_attention_views(function, detail::as_const_view(q), detail::as_const_view(k),
+                                       detail::as_const_view(v), detail::as_view(out),
+                                       detail::as_view(lse));
 }
 
 }  // namespace detail

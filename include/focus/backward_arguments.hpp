@@ -128,11 +128,11 @@ template <class Q, class K, class V, class Out, class Lse, class Dout, class Dls
           class Dk, class Dv>
 auto check_backward_arguments(const char* function, bool only_lse, Q&& q, K&& k, V&& v, Out&& out,
                               Lse&& lse, Dout&& dout, Dlse&& dlse, Dq&& dq, Dk&& dk, Dv&& dv) {
-  return check_backward_views(function, only_lse, detail::as_const_view(q),
-                              detail::as_const_view(k), detail::as_const_view(v),
-                              detail::as_const_view(out), detail::as_const_view(lse),
-                              detail::as_const_view(dout), detail::as_const_view(dlse),
-                              detail::as_view(dq), detail::as_view(dk), detail::as_view(dv));
+  return detail::check_backward_views(
+      function, only_lse, detail::as_const_view(q), detail::as_const_view(k),
+      detail::as_const_view(v), detail::as_const_view(out), detail::as_const_view(lse),
+      detail::as_const_view(dout), detail::as_const_view(dlse), detail::as_view(dq),
+      detail::as_view(dk), detail::as_view(dv));
 }
 
 }  // namespace detail

@@ -156,7 +156,7 @@ class loop_body {
  public:
   template <class F>
   requires(!std::same_as<F, loop_body>) explicit loop_body(F& body) noexcept
-      : body_(std::addressof(body)),
+      : body_(const_cast<void*>(static_cast<const void*>(std::addressof(body)))),
         call_([](void* f, index_t task, index_t worker) { (*static_cast<F*>(f))(task, worker); }) {}
   void operator()(index_t task, index_t worker) const { call_(body_, task, worker); }
 

@@ -234,7 +234,7 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
                                         key_gates, pattern, first + strip_first, tile.scores(),
                                         gates.products(memory, worker));
           });
-          write_rows(part, tile, head, [first](index_t r) { return first + r; });
+          detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
         });
   });
 }

@@ -204,7 +204,7 @@ template <class Arguments, class Assignments, class A>
 void run_soft_gate_backward(const Arguments& args, const Assignments& assignments,
                             const gate_options& gate, const resolved_pattern& pattern,
                             const resolved_score<A>& score, const any_executor& exec) {
-  run_backward(
+  detail::run_backward(
       args, score,
       [&](scratch_plan& plan, index_t) { return plan_gates<A>(plan, assignments, gate, pattern); },
       token_order_pass{args.shape.n_q, args.shape.n_k, pattern.visible_end(args.shape.n_q / 2),

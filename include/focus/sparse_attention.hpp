@@ -156,7 +156,7 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
       const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
       attend_distant(tile, plan, rows, pattern,
                      [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
-      write_rows(part, tile, head, [row](index_t r) { return row[r]; });
+      detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
     });
   });
 }

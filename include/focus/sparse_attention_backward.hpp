@@ -60,16 +60,18 @@ void run_sparse_backward(const Arguments& args, const routing_plan& plan,
                          const any_executor& exec) {
   const attention_shape& s = args.shape;
   if (plan.layout() == plan_layout::tested)
-    return run_backward(args, score, make_ungated{},
-                        token_order_pass{s.n_q, s.n_k, pattern.visible_end(s.n_q / 2),
-                                         [&](auto& tile, index_t first, auto&& attend) {
-                                           attend_tested(tile, plan, pattern, first, attend);
-                                         }},
-                        no_pass{}, exec);
+    return detail::run_backward(args, score, make_ungated{},
+                                token_order_pass{s.n_q, s.n_k, pattern.visible_end(s.n_q / 2),
+                                                 [&](auto& tile, index_t first, auto&& attend) {
+                                                   attend_tested(tile, plan, pattern, first,
+                                                                 attend);
+                                                 }},
+                                no_pass{}, exec);
   if (plan.tiles().empty())
-    return run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q), no_pass{}, exec);
-  run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q),
-               cell_pass{&plan, pattern, met_keys_a_row(plan)}, exec);
+    return detail::run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q), no_pass{},
+                                exec);
+  detail::run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q),
+                       cell_pass{&plan, pattern, met_keys_a_row(plan)}, exec);
 }
 
 }  // namespace detail
