@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -23,6 +24,11 @@ namespace test_amx {
 namespace {
 
 using namespace oracle;
+
+/// A user's type with bfloat16's bits whose sums are in double: not for tiles, which sum in float.
+struct carefully_summed {
+  std::uint16_t bits = 0;
+};
 
 /// How a call gets its operands: as the library decides, or as if tiles had been refused. Of the
 /// types that the checks know, only those of bfloat16 are called.
@@ -282,6 +288,42 @@ TEST_CASE("amx: the mean of equal values is that value") {
   const answer<focus::bfloat16> got = solve<dense>(p);
   CHECK(compare(p, got, operation::attention) == "");
   for (const double x : got.out.values()) REQUIRE(x == value);
+}
+
+}  // namespace test_amx
+
+template <>
+struct focus::scalar_traits<test_amx::carefully_summed> {
+  using accumulator = double;
+  static constexpr storage_format format = storage_format::bfloat16;
+  static double to_accumulator(test_amx::carefully_summed x) {
+    return scalar_traits<bfloat16>::to_accumulator({x.bits});
+  }
+  static test_amx::carefully_summed from_accumulator(double x) {
+    return {scalar_traits<bfloat16>::from_accumulator(static_cast<float>(x)).bits};
+  }
+};
+
+namespace test_amx {
+
+TEST_CASE("amx: not for types whose sums are in double") {
+  using element = carefully_summed;
+  constexpr index_t n = 20, d = 8;
+  std::vector<element> x(n * d), out(n * d);
+  for (element& e : x) e = focus::scalar_traits<element>::from_accumulator(1.5);
+  const focus::tensor_view<const element, 3> view(x.data(), {1, n, d});
+  const focus::tensor_view<element, 3> result(out.data(), {1, n, d});
+  const auto all_equal = [&] {
+    for (const element e : out)
+      if (e.bits != x.front().bits) return false;
+    return true;
+  };
+  focus::attention(view, view, view, result);
+  CHECK(all_equal());
+  out.assign(out.size(), element{});
+  const std::vector<focus::group_mask> masks(n, 1);
+  focus::sparse_attention(view, view, view, focus::make_routing_plan(masks, {.window = 2}), result);
+  CHECK(all_equal());
 }
 
 }  // namespace test_amx

@@ -1,6 +1,7 @@
 // Gradients of dense and windowed attention against the textbook, and the textbook against central
 // differences.
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <string>
@@ -254,6 +255,28 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
   });
   refuse("window", [](args a) { a.pattern.window = -2; });
   refuse("softcap", [](args a) { a.score.softcap = -1.0f; });
+}
+
+TEST_CASE("attention_backward: head_dim 0 without data, several kv heads") {
+  constexpr index_t n = 40, d_v = 3;
+  const std::array<index_t, 3> extents{2, n, d_v};
+  std::vector<float> v(2 * n * d_v), dout(v.size()), out(v.size()), dv(v.size(), 7.0f),
+      expected(v.size()), lse(2 * n);
+  for (std::size_t i = 0; i < v.size(); ++i)
+    v[i] = static_cast<float>(i % 7), dout[i] = static_cast<float>(i % 5) - 2;
+  const focus::tensor_view<const float, 3> none(nullptr, {2, n, 0});
+  const focus::tensor_view<const float, 3> values(v.data(), extents), given(dout.data(), extents);
+  const focus::tensor_view<float, 3> result(out.data(), extents);
+  const focus::matrix_view<float> state(lse.data(), {2, n});
+  focus::attention(none, none, values, result, focus::full_causal, {}, state);
+  focus::attention_backward(none, none, values, result, state, given, {}, {},
+                            focus::tensor_view<float, 3>(dv.data(), extents));
+  focus::reference::attention_backward(none, none, values, result, state, given, {}, {},
+                                       focus::tensor_view<float, 3>(expected.data(), extents));
+  for (std::size_t i = 0; i < dv.size(); ++i) {
+    // 40 summands, whose magnitudes add up to at most 2 (1 + 1/2 + ... + 1/40) < 9.
+    CHECK(std::abs(dv[i] - expected[i]) <= 9 * 40 * 0x1p-24f);
+  }
 }
 
 }  // namespace test_attention_backward

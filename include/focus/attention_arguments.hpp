@@ -45,7 +45,7 @@ struct attention_arguments {
                     std::same_as<accumulator, accumulator_t<TOut>>,
                 "focus: q, k, v and out must all be double, or all be types whose sums are float.");
 
-  /// Everything but lse is stored in bfloat16, of whatever name.
+  /// Everything but lse is stored in bfloat16, of whatever name, and summed in float.
   static constexpr bool all_bfloat16 = std::same_as<accumulator, float> && is_bfloat16<TQ> &&
                                        is_bfloat16<TK> && is_bfloat16<TV> && is_bfloat16<TOut>;
 

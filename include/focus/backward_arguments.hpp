@@ -103,9 +103,9 @@ auto check_backward_views(const char* function, bool only_lse, const tensor_view
   require_tensor(dk, {s.kv_heads, s.n_k, s.head_dim}, true, function, "dk");
   require_tensor(dv, {s.kv_heads, s.n_k, s.value_dim}, true, function, "dv");
   const auto apart_from_inputs = [&](const auto& view, const auto&... others) {
-    require_apart(function, view, named_view{q, "q"}, named_view{k, "k"}, named_view{v, "v"},
-                  named_view{out, "out"}, named_view{lse, "lse"}, named_view{dout, "dout"},
-                  named_view{dlse, "dlse"}, others...);
+    detail::require_apart(function, view, named_view{q, "q"}, named_view{k, "k"},
+                          named_view{v, "v"}, named_view{out, "out"}, named_view{lse, "lse"},
+                          named_view{dout, "dout"}, named_view{dlse, "dlse"}, others...);
   };
   const named_view dq_named{dq, "dq"}, dk_named{dk, "dk"};
   apart_from_inputs(dq_named);

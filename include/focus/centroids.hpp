@@ -334,7 +334,7 @@ void check_centroid_arguments(const char* function, const matrix_view<const H>& 
   require_data(params.centroids, function, "params.centroids");
   if (!params.bias.empty()) {
     require_length(params.bias.size(), group_dim, function, "params.bias");
-    require_data(span_view(params.bias), function, "params.bias");
+    detail::require_data(span_view(params.bias), function, "params.bias");
   }
 }
 
@@ -346,7 +346,7 @@ void require_disjoint_from_centroids(const tensor_view<Out, Rank>& out, const ch
   require_disjoint(out, out_name, hidden, "hidden", function);
   require_disjoint(out, out_name, params.projection, "params.projection", function);
   require_disjoint(out, out_name, params.centroids, "params.centroids", function);
-  require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
+  detail::require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
 }
 
 /// Centroid scores after their checks.

@@ -45,14 +45,14 @@ assignment_arguments<GQ, GK, DGQ, DGK> check_gate_gradients(
   const named_view g_q{query_assignment, "query_assignment"}, g_k{key_assignment, "key_assignment"};
   const named_view dg_q{dquery_assignment, "dquery_assignment"};
   const named_view dq{args.dq, "dq"}, dk{args.dk, "dk"}, dv{args.dv, "dv"};
-  require_apart(function, dq, g_q, g_k);
-  require_apart(function, dk, g_q, g_k);
-  require_apart(function, dv, g_q, g_k);
+  detail::require_apart(function, dq, g_q, g_k);
+  detail::require_apart(function, dk, g_q, g_k);
+  detail::require_apart(function, dv, g_q, g_k);
   const auto apart_from_all = [&](const auto& view, const auto&... others) {
-    require_apart(function, view, named_view{args.q, "q"}, named_view{args.k, "k"},
-                  named_view{args.v, "v"}, named_view{args.out, "out"}, named_view{args.lse, "lse"},
-                  named_view{args.dout, "dout"}, named_view{args.dlse, "dlse"}, g_q, g_k, dq, dk,
-                  dv, others...);
+    detail::require_apart(function, view, named_view{args.q, "q"}, named_view{args.k, "k"},
+                          named_view{args.v, "v"}, named_view{args.out, "out"},
+                          named_view{args.lse, "lse"}, named_view{args.dout, "dout"},
+                          named_view{args.dlse, "dlse"}, g_q, g_k, dq, dk, dv, others...);
   };
   apart_from_all(dg_q);
   apart_from_all(named_view{dkey_assignment, "dkey_assignment"}, dg_q);
