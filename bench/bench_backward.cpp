@@ -20,35 +20,29 @@ using focus::index_t;
 constexpr index_t heads = 8, groups = 8;
 constexpr focus::pattern_options local{.window = 128, .sink_tokens = 1};
 
-/// One layer's tensors, and a loss's gradient with regard to out.
-struct layer {
-  bench::attention_inputs<float> in;
-  std::vector<float> lse_data, dout_data, dq_data, dk_data, dv_data, assignment_data, dquery_data,
-      dkey_data;
+/// One layer's tensors, its assignments, and their gradients.
+struct layer : bench::gradient_inputs<float> {
+  std::vector<float> assignment_data, dquery_data, dkey_data;
   index_t tokens, head_dim;
   focus::workspace scratch;
 
   layer(index_t n, index_t d)
-      : in(heads, n, d),
-        lse_data(static_cast<std::size_t>(heads * n)),
-        dout_data(bench::made_up(heads * n * d, 5)),
-        dq_data(dout_data.size()),
-        dk_data(dout_data.size()),
-        dv_data(dout_data.size()),
+      : bench::gradient_inputs<float>(heads, n, d),
         assignment_data(static_cast<std::size_t>(n * groups), 1.0f / static_cast<float>(groups)),
         dquery_data(assignment_data.size()),
         dkey_data(assignment_data.size()),
         tokens(n),
         head_dim(d) {}
 
-  focus::tensor_view<float, 3> tensor(std::vector<float>& data) const {
-    return {data.data(), {heads, tokens, head_dim}};
-  }
-  focus::matrix_view<float> lse() { return {lse_data.data(), {heads, tokens}}; }
+  focus::matrix_view<float> assignment() { return shares(assignment_data); }
+  focus::matrix_view<float> dquery() { return shares(dquery_data); }
+  focus::matrix_view<float> dkey() { return shares(dkey_data); }
+  auto exec() { return focus::with_workspace(focus::serial_executor{}, scratch); }
+
+ private:
   focus::matrix_view<float> shares(std::vector<float>& data) const {
     return {data.data(), {tokens, groups}};
   }
-  auto exec() { return focus::with_workspace(focus::serial_executor{}, scratch); }
 };
 
 /// Measures call() after one to warm up.
@@ -62,11 +56,10 @@ void measure(benchmark::State& state, const layer& x, double pairs, double opera
 
 void attention_backward(benchmark::State& state) {
   layer x(state.range(0), state.range(1));
-  focus::attention(x.in.q(), x.in.k(), x.in.v(), x.in.out(), focus::full_causal, {}, x.lse());
+  focus::attention(x.q(), x.k(), x.v(), x.out(), focus::full_causal, {}, x.lse());
   measure(state, x, bench::causal_pairs(x.tokens), 10, [&] {
-    focus::attention_backward(x.in.q(), x.in.k(), x.in.v(), x.in.out(), x.lse(),
-                              x.tensor(x.dout_data), x.tensor(x.dq_data), x.tensor(x.dk_data),
-                              x.tensor(x.dv_data), focus::full_causal, {}, x.exec());
+    focus::attention_backward(x.q(), x.k(), x.v(), x.out(), x.lse(), x.dout(), x.dq(), x.dk(),
+                              x.dv(), focus::full_causal, {}, x.exec());
   });
 }
 
@@ -74,11 +67,10 @@ void sparse_attention_backward(benchmark::State& state) {
   layer x(state.range(0), state.range(1));
   const auto plan =
       focus::make_routing_plan(bench::balanced_masks(x.tokens, groups, /*top_k=*/1), local);
-  focus::sparse_attention(x.in.q(), x.in.k(), x.in.v(), plan, x.in.out(), {}, x.lse());
+  focus::sparse_attention(x.q(), x.k(), x.v(), plan, x.out(), {}, x.lse());
   measure(state, x, static_cast<double>(plan.allowed_pairs()), 10, [&] {
-    focus::sparse_attention_backward(x.in.q(), x.in.k(), x.in.v(), plan, x.in.out(), x.lse(),
-                                     x.tensor(x.dout_data), x.tensor(x.dq_data),
-                                     x.tensor(x.dk_data), x.tensor(x.dv_data), {}, x.exec());
+    focus::sparse_attention_backward(x.q(), x.k(), x.v(), plan, x.out(), x.lse(), x.dout(), x.dq(),
+                                     x.dk(), x.dv(), {}, x.exec());
   });
 }
 
@@ -87,23 +79,19 @@ constexpr focus::gate_options by_weight{.kind = focus::gate_kind::weight};
 void soft_gate_attention(benchmark::State& state) {
   layer x(state.range(0), state.range(1));
   measure(state, x, bench::causal_pairs(x.tokens), 4, [&] {
-    focus::soft_gate_attention(x.in.q(), x.in.k(), x.in.v(), x.shares(x.assignment_data),
-                               x.shares(x.assignment_data), by_weight, x.in.out(), local, {},
-                               x.lse(), x.exec());
+    focus::soft_gate_attention(x.q(), x.k(), x.v(), x.assignment(), x.assignment(), by_weight,
+                               x.out(), local, {}, x.lse(), x.exec());
   });
 }
 
 void soft_gate_attention_backward(benchmark::State& state) {
   layer x(state.range(0), state.range(1));
-  focus::soft_gate_attention(x.in.q(), x.in.k(), x.in.v(), x.shares(x.assignment_data),
-                             x.shares(x.assignment_data), by_weight, x.in.out(), local, {},
-                             x.lse());
+  focus::soft_gate_attention(x.q(), x.k(), x.v(), x.assignment(), x.assignment(), by_weight,
+                             x.out(), local, {}, x.lse());
   measure(state, x, bench::causal_pairs(x.tokens), 10, [&] {
-    focus::soft_gate_attention_backward(
-        x.in.q(), x.in.k(), x.in.v(), x.shares(x.assignment_data), x.shares(x.assignment_data),
-        by_weight, x.in.out(), x.lse(), x.tensor(x.dout_data), {}, x.tensor(x.dq_data),
-        x.tensor(x.dk_data), x.tensor(x.dv_data), x.shares(x.dquery_data), x.shares(x.dkey_data),
-        local, {}, x.exec());
+    focus::soft_gate_attention_backward(x.q(), x.k(), x.v(), x.assignment(), x.assignment(),
+                                        by_weight, x.out(), x.lse(), x.dout(), {}, x.dq(), x.dk(),
+                                        x.dv(), x.dquery(), x.dkey(), local, {}, x.exec());
   });
 }
 

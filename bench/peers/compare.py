@@ -26,8 +26,9 @@ class Program:
     """`peers` at one shape, waiting for rounds."""
 
     def __init__(self, path, shape):
-        command = [path, "--pass", shape.direction, "--type", shape.type, "--tokens", str(shape.tokens),
-                   "--head-dim", str(shape.head_dim), "--heads", str(shape.heads)]
+        command = [path, "--pass", shape.direction, "--type", shape.type,
+                   "--tokens", str(shape.tokens), "--head-dim", str(shape.head_dim),
+                   "--heads", str(shape.heads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
         self.limits, self.errors = [], {}
@@ -59,8 +60,8 @@ def load_check(program, shape):
     """The inputs and expected results of a small problem, as bytes of floats; see peers.cpp."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "check"
-        subprocess.run([program, "--pass", shape.direction, "--type", shape.type, "--head-dim", str(shape.head_dim),
-                        "--check-file", str(file)], check=True)
+        subprocess.run([program, "--pass", shape.direction, "--type", shape.type,
+                        "--head-dim", str(shape.head_dim), "--check-file", str(file)], check=True)
         return file.read_bytes()
 
 
