@@ -9,11 +9,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 readonly packages=(g++ clang cmake ninja-build pkg-config catch2 libbenchmark-dev libeigen3-dev libomp-dev
   libsimde-dev libcli11-dev libpcre2-dev nlohmann-json3-dev g++-aarch64-linux-gnu qemu-user)
-readonly jobs=${JOBS:-$(nproc)}
+# Several tiers at a time, each with its share of the processors: one that links or runs a single test leaves none idle.
+readonly jobs=${JOBS:-$(nproc)} tiers=10
+readonly tiers_at_once=$((jobs < tiers ? jobs : tiers))
+readonly jobs_a_tier=$((jobs / tiers_at_once))
 readonly logs=build/logs
-passed=0 failed=0 skipped=0
-failures=() skips=()
 mkdir -p "$logs"
+rm -f "$logs"/*.result
 
 install_packages() {
   local missing=() package
@@ -48,17 +50,16 @@ cpu_has() {
   for flag in "$@"; do grep -qw "$flag" /proc/cpuinfo || return 1; done
 }
 
-pass() { passed=$((passed + 1)); }
+# What a tier has to say when it has ended, and to add up: a line for each test.
+pass() { echo "passed" >>"$result"; }
 fail() {
-  failed=$((failed + 1))
-  failures+=("$1 (see $2)")
+  echo "FAILED: $1 (see $2)" >>"$result"
   echo "  FAILED: $1"
   # The errors of compilers and of CMake, or else the end.
   { grep -E -A 3 '(error|Error)[: ]|^FAILED: ' "$2" || tail -n 40 "$2"; } | head -n 60 | cut -c 1-400 | sed 's/^/    /'
 }
 skip() {
-  skipped=$((skipped + 1))
-  skips+=("$1")
+  echo "NOT RUN: $1" >>"$result"
   echo "  NOT RUN: $1"
 }
 
@@ -76,7 +77,7 @@ configure() {
 
 # build PRESET TARGET: as far as it goes.
 build() {
-  cmake --build "build/$1" --parallel "$jobs" --target "$2" -- -k 0 >>"$logs/$1.log" 2>&1
+  cmake --build "build/$1" --parallel "$jobs_a_tier" --target "$2" -- -k 0 >>"$logs/$1.log" 2>&1
 }
 
 test_name() { sed -E 's/.*Test +#[0-9]+: ([^ ]+) .*/\1/' <<<"$1"; }
@@ -85,17 +86,17 @@ test_name() { sed -E 's/.*Test +#[0-9]+: ([^ ]+) .*/\1/' <<<"$1"; }
 run_tests() {
   local name=$1 preset=$2 log="$logs/$2.test.log" status total=0 bad=0 line
   shift 2
-  ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --no-tests=error --timeout 900 "$@" >"$log" 2>&1
+  ctest --test-dir "build/$preset" --parallel "$jobs_a_tier" --output-on-failure --no-tests=error --timeout 900 "$@" >"$log" 2>&1
   status=$?
   while read -r line; do
     total=$((total + 1))
     if [[ $line == *' Passed '* ]]; then
-      passed=$((passed + 1))
+      pass
     elif [[ $line == *'***Skipped'* ]]; then
       skip "$name: $(test_name "$line")"
     else
-      bad=$((bad + 1)) failed=$((failed + 1))
-      failures+=("$name: $(test_name "$line") (see $log)")
+      bad=$((bad + 1))
+      echo "FAILED: $name: $(test_name "$line") (see $log)" >>"$result"
     fi
   done < <(grep -E '^ *[0-9]+/[0-9]+ Test +#' "$log")
   if ((bad > 0)); then tail -n 80 "$log" | sed 's/^/    /'; fi
@@ -123,6 +124,20 @@ test_tier() {
   fi
 }
 
+# tier NAME PRESET ...: test_tier in the background, as soon as fewer than tiers_at_once run. Its report is printed whole.
+tier() {
+  while (($(jobs -rp | wc -l) >= tiers_at_once)); do wait -n; done
+  echo "Started: $1"
+  (
+    result=$logs/$2.result
+    echo "unfinished" >"$result"
+    test_tier "$@" >"$logs/$2.report" 2>&1
+    sed -i '/^unfinished$/d' "$result"
+    cat "$logs/$2.report"
+  ) &
+  started+=("$logs/$2.result")
+}
+
 install_packages
 
 readonly avx2="avx2 fma f16c" avx512="avx512f avx512bw avx512dq avx512vl" any=""
@@ -130,22 +145,30 @@ readonly amx="$avx512 avx512_bf16 amx_tile amx_bf16"
 # One build optimises as users do and has everything; the others are many and -O1 is quick.
 readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1)
 
-test_tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
-test_tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
-test_tier "GCC, plain C++" generic "$any" focus_unit_tests kernel "${quick[@]}"
-test_tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
-test_tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
-test_tier "GCC, AMX" amx "$amx" focus_unit_tests unit "${quick[@]}"
+started=()
+trap 'trap - INT TERM; kill 0' INT TERM # the tiers too
+tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
+tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
+tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
 # shellcheck disable=SC2086
-cpu_has $amx || test_tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_unit_tests kernel
-test_tier "GCC, NEON under qemu" neon "$any" focus_unit_tests kernel "${quick[@]}"
-test_tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
-test_tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
+cpu_has $amx || tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests "kernel|amx"
+tier "GCC, NEON under qemu" neon "$any" focus_kernel_tests kernel "${quick[@]}"
+tier "GCC, plain C++" generic "$any" focus_kernel_tests kernel "${quick[@]}"
+tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
+tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
+tier "GCC, AMX" amx "$amx" focus_unit_tests unit "${quick[@]}"
+tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
+wait
 
 echo
-printf 'FAILED: %s\n' "${failures[@]}" | grep -v '^FAILED: $'
-printf 'NOT RUN: %s\n' "${skips[@]}" | grep -v '^NOT RUN: $'
+count() { cat "${started[@]}" | grep -c "^$1"; }
+for result in "${started[@]}"; do
+  if grep -q '^unfinished$' "$result"; then echo "FAILED: $result: ended early" >>"$result"; fi
+done
+cat "${started[@]}" | grep '^FAILED: '
+cat "${started[@]}" | grep '^NOT RUN: '
 echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s"
+passed=$(count passed) failed=$(count FAILED) skipped=$(count 'NOT RUN')
 if ((skipped > 0)); then
   echo "$passed passed, $failed failed, $skipped skipped"
 else

@@ -312,8 +312,8 @@ TEST_CASE("sinkhorn_backward: central differences, the textbook and the kernels 
     for (const index_t groups : {1, 2, 8, 64})
       for (const float temperature : {0.05f, 0.1f, 1.0f})
         for (const int iterations : {0, 1, 3, 10, 20}) {
-          // Long ones at one temperature, and few iterations or many.
-          if (n == 300 && (temperature != 0.1f || (iterations != 3 && iterations != 20))) continue;
+          // Long ones at one temperature, with many iterations, or few where there are many groups.
+          if (n == 300 && (temperature != 0.1f || iterations != (groups == 64 ? 3 : 20))) continue;
           const gradient_case c{.n = n,
                                 .groups = groups,
                                 .options = {.temperature = temperature, .iterations = iterations}};
@@ -335,6 +335,7 @@ TEST_CASE("assign_groups_backward: central differences, the textbook and the ker
   for (const index_t n : {1, 7, 300})
     for (const index_t groups : {1, 2, 8, 64})
       for (const float temperature : {0.05f, 0.1f, 1.0f}) {
+        if (n == 300 && temperature != 0.1f) continue;
         const gradient_case c{.n = n, .groups = groups, .options = {.temperature = temperature}};
         INFO(describe(c));
         const values scores = make_scores<double>(c).values(),
