@@ -57,11 +57,13 @@ T scaled(T x, T y) {
   return std::ldexp(x, static_cast<int>(std::floor(y < -reach ? -reach : y > reach ? reach : y)));
 }
 
+/// 0 where `mask` has no bit.
 template <class T, int N, class V>
-V scalef(const V& a, const V& b) {
+V scalef(std::uint32_t mask, const V& a, const V& b) {
   const auto x = lanes<T, N>::of(a), y = lanes<T, N>::of(b);
   lanes<T, N> z;
-  for (int i = 0; i < N; ++i) z.lane[i] = scaled(x.lane[i], y.lane[i]);
+  for (int i = 0; i < N; ++i)
+    z.lane[i] = (mask >> i & 1) != 0 ? scaled(x.lane[i], y.lane[i]) : T{0};
   return z.template as<V>();
 }
 
@@ -120,10 +122,10 @@ inline __m512 widen_float16(__m256i v) {
 }  // namespace focus_test::avx512
 
 // SIMDe has these two, but flushes subnormal numbers, which the processor does not.
-#undef _mm512_scalef_ps
-#define _mm512_scalef_ps(a, b) focus_test::avx512::scalef<float, 16>(a, b)
-#undef _mm512_scalef_pd
-#define _mm512_scalef_pd(a, b) focus_test::avx512::scalef<double, 8>(a, b)
+#undef _mm512_maskz_scalef_ps
+#define _mm512_maskz_scalef_ps(mask, a, b) focus_test::avx512::scalef<float, 16>(mask, a, b)
+#undef _mm512_maskz_scalef_pd
+#define _mm512_maskz_scalef_pd(mask, a, b) focus_test::avx512::scalef<double, 8>(mask, a, b)
 
 #undef _mm512_reduce_add_ps
 #define _mm512_reduce_add_ps(v) \

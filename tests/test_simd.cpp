@@ -161,6 +161,10 @@ TEST_CASE("vec: round and scale_by_power") {
       exact = exact && got == std::ldexp(A(1.5), n);
     }
     CHECK(exact);
+    const A none = lanes_of<A>(
+        scale_by_power(vec<A>::broadcast(A{1}), vec<A>::broadcast(static_cast<A>(low - 1))))[0];
+    CHECK(none == 0);
+    CHECK(!std::signbit(none));
   });
 }
 
@@ -330,7 +334,7 @@ TEST_CASE("exp2: floats all over the last two octaves of the exponent's range") 
   CHECK(largest <= exp2_ulps);
 }
 
-TEST_CASE("exp2: exact at whole numbers, 0 from below the normal numbers on, NaN stays") {
+TEST_CASE("exp2: exact at whole numbers, 0 where it cannot be normal, NaN stays") {
   for_both([]<class A>(A) {
     const auto exp2_of = [](A x) {
       return lanes_of<A>(focus::detail::exp2<A>(vec<A>::broadcast(x)))[0];
@@ -343,9 +347,15 @@ TEST_CASE("exp2: exact at whole numbers, 0 from below the normal numbers on, NaN
     CHECK(exp2_of(0) == 1);
     CHECK(exp2_of(-A{0}) == 1);
     CHECK(exp2_of(limits::denorm_min()) == 1);
-    for (const A x : {std::nextafter(lowest, -limits::infinity()), 2 * lowest, limits::lowest(),
-                      -limits::infinity()}) {
+    for (const A x : {lowest - 1, 2 * lowest, limits::lowest(), -limits::infinity()}) {
       CHECK(exp2_of(x) == 0);
+      CHECK(!std::signbit(exp2_of(x)));
+    }
+    for (const A x :
+         {std::nextafter(lowest, A{0}), std::nextafter(lowest, 2 * lowest), lowest - A(0.25),
+          lowest - A(0.5), lowest - A(0.75), std::nextafter(lowest - 1, A{0})}) {
+      INFO("2^" << x);
+      CHECK(std::abs(exp2_of(x) - std::exp2(x)) < std::exp2(lowest));
       CHECK(!std::signbit(exp2_of(x)));
     }
     CHECK(std::isnan(exp2_of(limits::quiet_NaN())));

@@ -260,7 +260,7 @@ class centroid_scorer {
           [&](int c) -> const A* {
             return g + c < groups_ ? rows + (g + c) * projector_.stride() : nullptr;
           },
-          group_dim_, A{1}, memory.at<A>(centroids_at_) + g * group_dim_);
+          group_dim_, memory.at<A>(centroids_at_) + g * group_dim_);
   }
 
   /// take(token, scores): the scores of each token, as whole vectors whose lanes from K on mean

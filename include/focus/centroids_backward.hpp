@@ -318,7 +318,7 @@ class centroid_gradient {
           [&](int c) -> const T* {
             return m + c < model_dim_ ? params.projection.row(m + c) : nullptr;
           },
-          group_dim_, A{1}, memory.at<A>(projection_at_) + m * group_dim_);
+          group_dim_, memory.at<A>(projection_at_) + m * group_dim_);
   }
 
   /// A strip of `count` tokens, filled up to Rows with its last one.

@@ -30,7 +30,7 @@ inline constexpr std::array<double, 12> exp2_coefficients<double> = {
     0x1.5d87fe78a130ep-10, 0x1.430912f859936p-13, 0x1.ffcbfc7ac320ap-17, 0x1.62c0229a68191p-20,
     0x1.b524d0eb0169cp-24, 0x1.e4cd9d7852d36p-28, 0x1.ea142219959c2p-32, 0x1.c6d9a468d55afp-36};
 
-/// Where 2^x stops being a normal number; below it exp2 is 0.
+/// The least x whose 2^x is a normal number.
 template <class A>
 inline constexpr A exp2_lowest = sizeof(A) == 4 ? A(-126) : A(-1022);
 template <class A>
@@ -48,16 +48,16 @@ FOCUS_ALWAYS_INLINE vec<A> exp2_fraction(vec<A> f) noexcept {
   return p;
 }
 
-/// 2^x for x <= exp2_highest: within 1 ULP where there is FMA; exactly 1 at 0; 0 below exp2_lowest
-/// (so at -inf); NaN stays NaN.
+/// 2^x for x <= exp2_highest: within 1 ULP where there is FMA, down to exp2_lowest; below it off by
+/// less than the least normal number, and exactly 0 from exp2_lowest - 1 down (so at -inf). Exactly
+/// 1 at 0; NaN stays NaN.
 template <class A>
 FOCUS_ALWAYS_INLINE vec<A> exp2(vec<A> x) noexcept {
-  const vec<A> lowest = vec<A>::broadcast(exp2_lowest<A>);
-  const vec<A> clamped = maximum(lowest, x);
+  const vec<A> clamped = maximum(vec<A>::broadcast(exp2_lowest<A> - 1), x);
   const vec<A> n = round(clamped);
   const vec<A> f = clamped - n;
   const vec<A> p = fma(exp2_fraction<A>(f), f, vec<A>::broadcast(A{1}));
-  return zero_where_less(scale_by_power(p, n), x, lowest);
+  return scale_by_power(p, n);
 }
 
 /// 1 / (1 + e^-x).

@@ -64,8 +64,12 @@ struct row_panels {
   template <class RowOf>
   void pack(index_t rows, RowOf&& row_of) {
     nonfinite = false;
-    for (index_t r = 0; r < rows; ++r)
-      nonfinite |= detail::spread_over_panels(row_of(r), width, r, stride, data);
+    for (index_t first = 0; first < rows; first += panel) {
+      decltype(row_of(0)) some[panel];
+      const index_t count = (std::min<index_t>)(panel, rows - first);
+      for (index_t r = 0; r < count; ++r) some[r] = row_of(first + r);
+      nonfinite |= detail::spread_over_panels(some, count, width, first, stride, data);
+    }
   }
   [[nodiscard]] const A* at(index_t p, index_t row) const noexcept {
     return data + (p * stride + row) * panel;

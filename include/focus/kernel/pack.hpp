@@ -39,12 +39,12 @@ FOCUS_ALWAYS_INLINE void prefetch_row([[maybe_unused]] const T* row,
 #endif
 }
 
-/// to[t * Columns + c] = factor * rows[c][t] for t < depth, c < Columns. Where a row is null, its
+/// to[t * Columns + c] = rows[c][t] for t < depth, c < Columns. Where a row is null, its
 /// column is filled with numbers that nobody reads (zeros when all are null). Whole vectors are
 /// stored, so up to lanes - 1 elements behind the last one are overwritten: `to` needs that slack.
 template <int Columns, class A, class T>
 FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::size_t>(Columns)],
-                                 index_t depth, A factor, A* to) {
+                                 index_t depth, A* to) {
   constexpr int lanes = vec<A>::width;
   constexpr int blocks = (Columns + lanes - 1) / lanes;
   const T* any = nullptr;
@@ -55,14 +55,13 @@ FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::s
   for (int c = 0; c < blocks * lanes; ++c)
     rows[c] = c < Columns && given_rows[c] != nullptr ? given_rows[c] : any;
 
-  const vec<A> scale = vec<A>::broadcast(factor);
   // In rising order of t and c: what one vector writes beyond its columns, the next one corrects.
   index_t t = 0;
   for (; t + lanes <= depth; t += lanes) {
     vec<A> block[static_cast<std::size_t>(blocks)][static_cast<std::size_t>(lanes)];
     static_for<blocks>([&](auto b) FOCUS_LAMBDA_INLINE {
       static_for<lanes>([&](auto l) FOCUS_LAMBDA_INLINE {
-        block[b][l] = detail::load_widened<T, A>(rows[b * lanes + l] + t) * scale;
+        block[b][l] = detail::load_widened<T, A>(rows[b * lanes + l] + t);
       });
       transpose(block[b]);
     });
@@ -75,15 +74,15 @@ FOCUS_NOINLINE void pack_columns(const T* const (&given_rows)[static_cast<std::s
   // One by one: nothing behind a row may be read.
   for (; t < depth; ++t)
     for (int c = 0; c < Columns; ++c)
-      to[t * Columns + c] = static_cast<A>(detail::widen(rows[c][t])) * factor;
+      to[t * Columns + c] = static_cast<A>(detail::widen(rows[c][t]));
 }
 
 /// The same, from row_of(0) ... row_of(Columns - 1).
 template <int Columns, class A, class RowOf>
-void pack_rows_as_columns(RowOf&& row_of, index_t depth, A factor, A* to) {
+void pack_rows_as_columns(RowOf&& row_of, index_t depth, A* to) {
   decltype(row_of(0)) rows[static_cast<std::size_t>(Columns)];
   for (int c = 0; c < Columns; ++c) rows[c] = row_of(c);
-  pack_columns<Columns>(rows, depth, factor, to);
+  pack_columns<Columns>(rows, depth, to);
 }
 
 /// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip
@@ -136,38 +135,50 @@ void pack_query_rows(index_t rows, index_t depth, A factor, RowOf&& row_of, A* t
   }
 }
 
-/// Spreads one row (zeros where it is null) over panels: element c goes to panel c / panel, row
-/// `slot` of its `stride` rows; zeros fill up the last panel. True when an element is NaN or
-/// infinite.
+/// Spreads `count` rows (zeros for those that are null) over panels: element c of rows[r] goes to
+/// panel c / panel, row first + r of its `stride` rows; zeros fill up the last panel. True when an
+/// element is NaN or infinite.
 template <class A, class T>
-bool spread_over_panels(const T* row, index_t width, index_t slot, index_t stride, A* panels) {
-  constexpr int panel = tile_sizes<A>::panel, lanes = vec<A>::width;
-  vec<A> poison = vec<A>::zero();  // 0 * x is NaN just for NaN and infinite x
-  for (index_t column = 0; column < round_up(width, panel); column += lanes) {
-    const index_t count = row == nullptr ? 0 : width - column;
-    const vec<A> x = count >= lanes ? detail::load_widened<T, A>(row + column)
-                     : count > 0    ? detail::load_widened_partial<T, A>(row + column, count)
-                                    : vec<A>::zero();
-    poison = fma(x, vec<A>::zero(), poison);
-    x.store(panels + (column / panel * stride + slot) * panel + column % panel);
+FOCUS_NOINLINE bool spread_over_panels(const T* const* rows, index_t count, index_t width,
+                                       index_t first, index_t stride, A* panels) {
+  constexpr int panel = tile_sizes<A>::panel, lanes = tile_sizes<A>::lanes,
+                vectors = tile_sizes<A>::vectors;
+  vec<A> poison[vectors];  // 0 * x is NaN just for NaN and infinite x
+  static_for<vectors>([&](auto v) FOCUS_LAMBDA_INLINE { poison[v] = vec<A>::zero(); });
+  for (index_t r = 0; r < count; ++r) {
+    A* to = panels + (first + r) * panel;
+    for (index_t column = 0; column < width; column += panel, to += stride * panel) {
+      const index_t there = rows[r] == nullptr ? 0 : width - column;
+      static_for<vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+        const index_t left = there - v * lanes;
+        const vec<A> x =
+            left >= lanes ? detail::load_widened<T, A>(rows[r] + column + v * lanes)
+            : left > 0    ? detail::load_widened_partial<T, A>(rows[r] + column + v * lanes, left)
+                          : vec<A>::zero();
+        poison[v] = fma(x, vec<A>::zero(), poison[v]);
+        x.store(to + v * lanes);
+      });
+    }
   }
-  return is_nan(reduce_add(poison));
+  vec<A> all = poison[0];
+  for (int v = 1; v < vectors; ++v) all = all + poison[v];
+  return is_nan(reduce_add(all));
 }
 
 /// One key panel, of the rows row_of(0) ... row_of(panel - 1); null: none.
 template <class A, class RowOf>
 void pack_key_panel(RowOf&& row_of, index_t depth, A* to) {
-  pack_rows_as_columns<tile_sizes<A>::panel>(row_of, depth, A{1}, to);
+  pack_rows_as_columns<tile_sizes<A>::panel>(row_of, depth, to);
 }
 
 /// The same rows' values, from slot `first` on, in all value panels. True when an element is NaN or
 /// infinite.
 template <class A, class RowOf>
 bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride, A* panels) {
-  bool nonfinite = false;
-  for (int c = 0; c < tile_sizes<A>::panel; ++c)
-    nonfinite |= detail::spread_over_panels(row_of(c), width, first + c, stride, panels);
-  return nonfinite;
+  constexpr int panel = tile_sizes<A>::panel;
+  decltype(row_of(0)) rows[panel];
+  for (int c = 0; c < panel; ++c) rows[c] = row_of(c);
+  return detail::spread_over_panels(rows, panel, width, first, stride, panels);
 }
 
 /// The packed K and V of one kv head.

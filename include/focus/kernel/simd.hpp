@@ -4,7 +4,8 @@
 //   maximum(a, b), minimum(a, b)  b where either is NaN, so that a NaN in b survives
 //   zero_where_less(x, a, b)  x, with 0 where a < b
 //   round(x)                  to the nearest integer
-//   scale_by_power(x, n)      x * 2^n for integers n that keep x normal
+//   scale_by_power(x, n)      x * 2^n for integers n that keep x normal; 0 for x = 1 and the
+//                             greatest n that does not
 //   exponent(x), mantissa(x)  e and m with x = m * 2^e, 1 <= |m| < 2, for normal x
 //   where_zero(x, a, b)       a where x is 0, else b
 //   where_disjoint(sets, with, a, b)  a where sets[lane] & with is 0, else b; sets are 64-bit masks

@@ -105,11 +105,14 @@ inline avx512_double round(avx512_double x) noexcept {
   return {_mm512_roundscale_pd(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+// Products below the normal numbers would be exact here, and slow on some processors.
 inline avx512_float scale_by_power(avx512_float x, avx512_float n) noexcept {
-  return {_mm512_scalef_ps(x.v, n.v)};
+  const __mmask16 normal = _mm512_cmp_ps_mask(n.v, _mm512_set1_ps(-127), _CMP_NLE_UQ);
+  return {_mm512_maskz_scalef_ps(normal, x.v, n.v)};
 }
 inline avx512_double scale_by_power(avx512_double x, avx512_double n) noexcept {
-  return {_mm512_scalef_pd(x.v, n.v)};
+  const __mmask8 normal = _mm512_cmp_pd_mask(n.v, _mm512_set1_pd(-1023), _CMP_NLE_UQ);
+  return {_mm512_maskz_scalef_pd(normal, x.v, n.v)};
 }
 
 inline avx512_float exponent(avx512_float x) noexcept {

@@ -293,10 +293,14 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   A shift[padded_rows] = {}, drop[padded_rows] = {};
   for (int r = 0; r < Rows; ++r) {
     const A* row = scores + r * tile_sizes<A>::score_stride;
-    vec<A> highest = vec<A>::load(row);
-    for (index_t j = lanes; j < count; j += lanes)
-      highest = maximum(highest, vec<A>::load(row + j));
-    const A block_top = reduce_max(highest);
+    vec<A> even = vec<A>::load(row), odd = even;
+    index_t j = lanes;
+    for (; j + lanes < count; j += 2 * lanes) {
+      odd = maximum(odd, vec<A>::load(row + j));
+      even = maximum(even, vec<A>::load(row + j + lanes));
+    }
+    if (j < count) odd = maximum(odd, vec<A>::load(row + j));
+    const A block_top = reduce_max(maximum(even, odd));
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
     shift[r] = is_minus_infinity(top) ? A{0} : top;
