@@ -212,6 +212,9 @@ class scratch_plan {
     return at;
   }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  /// Goes on behind what `other` plans, too: two plans from here on share memory, and what is in it
+  /// lasts until the other one is used.
+  void cover(const scratch_plan& other) noexcept { bytes_ = (std::max)(bytes_, other.bytes_); }
 
  private:
   static constexpr std::size_t line = 64;

@@ -114,9 +114,11 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
   const auto slots = static_cast<index_t>(plan.key_slots().size());
   const auto tiles = static_cast<index_t>(plan.tiles().size());
   const index_t batch = heads_at_once(s, tiles, exec.concurrency());
-  scratch_plan scratch;
+  // The keys in token order are done with when those of the cells are packed.
+  scratch_plan scratch, same_scratch;
   const key_packer<E> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
-  const key_packer<E> cell_packer(scratch, batch, slots, s.head_dim, s.value_dim);
+  const key_packer<E> cell_packer(same_scratch, batch, slots, s.head_dim, s.value_dim);
+  scratch.cover(same_scratch);
   const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
   const std::size_t saved_at =
       scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
@@ -148,11 +150,13 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
       const index_t* row = plan.query_order().data() + rows.begin;
       query_tile<E> tile(memory, layout, worker);
       tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
-      if (any_local)
-        for (index_t r = 0; r < rows.rows; ++r) {
-          if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
-          tile.restore_row(r, saved_row(head, row[r]));
-        }
+      for (index_t r = 0; r < rows.rows; ++r) {
+        // Where the tile will write, rows apart from one another.
+        prefetch_row(part.out.row(head, row[r]), s.value_dim);
+        if (!any_local) continue;
+        if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
+        tile.restore_row(r, saved_row(head, row[r]));
+      }
       const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
       attend_distant(tile, plan, rows, pattern,
                      [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
@@ -182,7 +186,7 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
 ///
 /// Local pairs and sinks are a window pass in token order; distant pairs are walked by cells and go
 /// on from the running softmax of the first pass, so that nothing is computed twice and nothing has
-/// to be merged. bfloat16 on AMX: as attention says. Memory: two packed copies of K and V, and the
+/// to be merged. bfloat16 on AMX: as attention says. Memory: a packed copy of K and V, and the
 /// running softmax of each query row: O((n_q + n_k) d) a head.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>

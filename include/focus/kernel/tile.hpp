@@ -139,11 +139,17 @@ void for_each_block(const slot_range* limits, index_t rows, index_t slots, index
     f(slot_range{slot, (std::min)(slot + block_keys, all.end)});
 }
 
-/// Scores of slots [base, end), base on a panel border, for all rows: scores[r][slot - base].
+/// Scores of slots [base, end), base a multiple of score_step, for all rows: scores[r][slot -
+/// base].
 template <int Rows, class A>
 void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end, A* scores) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  for (index_t slot = base; slot < end; slot += panel, scores += panel) {
+  index_t slot = base;
+  if (slot % panel != 0) {  // the second half of a panel
+    score_panel<Rows, 1>(query, keys.key_panel(slot - lanes) + lanes, keys.head_dim, scores);
+    slot += lanes, scores += lanes;
+  }
+  for (; slot < end; slot += panel, scores += panel) {
     if (end - slot > lanes)
       score_panel<Rows, 2>(query, keys.key_panel(slot), keys.head_dim, scores);
     else
@@ -371,11 +377,11 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
                   accumulator_t<E> softcap, const Rules& rules, index_t first_row,
                   accumulator_t<E>* scores) {
   using A = accumulator_t<E>;
-  constexpr int lanes = vec<A>::width, panel = tile_sizes<E>::panel,
-                step = tile_sizes<E>::slot_step;
+  constexpr int lanes = vec<A>::width, step = tile_sizes<E>::slot_step,
+                score_step = tile_sizes<E>::score_step;
   const slot_range seen = visible_slots<Rows>(strip.limit, block);
   if (seen.begin >= seen.end) return;
-  const index_t base = seen.begin / panel * panel;
+  const index_t base = seen.begin / score_step * score_step;
   const index_t count = round_up(seen.end - base, (std::max)(lanes, step));
   // What P V takes; what is not seen of it weighs nothing.
   const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};

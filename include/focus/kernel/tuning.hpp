@@ -62,6 +62,9 @@ struct tile_sizes {
   static constexpr int depth_chunk = 64;
   /// A packed depth (head_dim) is filled up with zeros to a multiple of this.
   static constexpr int depth_step = 1;
+  /// The product Q K^T begins on a multiple of it: half a panel.
+  static constexpr int score_step = lanes;
+  static_assert(vectors == 2);
   /// The product P V takes whole runs of so many slots, from a multiple of it on.
   static constexpr int slot_step = 1;
   /// Running sums of the weights that a row keeps.
@@ -91,6 +94,7 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   /// Elements of a row of a tile.
   static constexpr int depth_chunk = 32;
   static constexpr int depth_step = depth_chunk;
+  static constexpr int score_step = panel;
   static constexpr int slot_step = panel;
   /// Weights are rounded to bfloat16 for P V. The sum of them as they were gives the logsumexp;
   /// that of them as they are multiplied, padded_rows behind it, divides the output.
