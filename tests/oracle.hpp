@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -100,6 +101,7 @@ enum class grouping {
   zero,         // no token in any group
   mixed,        // balanced, and here and there all bits or none
   scattered,    // each token has a random mask of its own
+  drawn,        // each token has k groups, drawn at random: lists of keys
 };
 inline constexpr std::array all_groupings{
     grouping::balanced,  grouping::runs,        grouping::skewed,
@@ -182,6 +184,9 @@ inline std::vector<group_mask> make_masks(index_t n, grouping kind, int groups, 
     if (kind == grouping::all_bits) mask = all;
     if (kind == grouping::zero) mask = 0;
     if (kind == grouping::scattered) mask = random.bits() & random.bits() & all;
+    if (kind == grouping::drawn)
+      for (mask = 0; std::popcount(mask) < (std::min)(top_k, groups);)
+        mask |= group_mask{1} << random.below(groups);
     if (kind == grouping::mixed && t % 7 == 3) mask = 0;
     if (kind == grouping::mixed && t % 7 == 5) mask = all;
     masks[t] = mask;

@@ -175,6 +175,14 @@ TEST_CASE("amx: groupings, in each layout of the plan") {
                .separate_masks = top_k == 3});
   check<sparse>(
       {.n_q = 700, .n_k = 700, .d = 40, .d_v = 40, .pattern = {.window = 20, .sink_tokens = 1}});
+  check<sparse>({.n_q = 700,
+                 .n_k = 700,
+                 .d = 40,
+                 .d_v = 40,
+                 .pattern = {.window = 20},
+                 .groups = grouping::drawn,
+                 .group_count = 16,
+                 .top_k = 2});
 }
 
 TEST_CASE("amx: NaN and inf in a key reach the rows that attend to it") {

@@ -108,6 +108,55 @@ TEST_CASE("routing_plan: lengths, offsets and masks of the queries' own") {
                          .separate_masks = separate});
 }
 
+TEST_CASE("routing_plan: in lists, each query is once in each of its groups and finishes once") {
+  for (const grouping groups : {grouping::drawn, grouping::scattered})
+    for (const bool separate : {true, false})
+      for (const int top_k : {2, 3}) {
+        const attention_case c{.heads = 1,
+                               .n_q = 900,
+                               .n_k = 900,
+                               .d = 1,
+                               .d_v = 1,
+                               .pattern = {.window = 5, .sink_tokens = 3},
+                               .groups = groups,
+                               .group_count = groups == grouping::drawn ? 16 : 8,
+                               .top_k = top_k,
+                               .separate_masks = separate};
+        INFO(describe(c));
+        auto [query, key] = masks_of(c);
+        // Groups without keys are in no list, queries without others in the first round.
+        for (group_mask& mask : key)
+          if (separate) mask &= 0xfff;
+        const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
+        REQUIRE(plan.layout() == focus::detail::plan_layout::groups);
+        group_mask listed = 0;
+        for (const focus::detail::cell& list : plan.key_cells()) listed |= list.mask;
+        masks met(query.size());
+        std::vector<int> finished(query.size());
+        for (index_t r = 0; r < plan.rounds(); ++r) {
+          std::vector<bool> there(query.size());
+          for (index_t t = plan.round(r).begin; t < plan.round(r).end; ++t) {
+            const auto& tile = plan.tiles()[static_cast<std::size_t>(t)];
+            for (index_t i = tile.begin; i < tile.begin + tile.rows; ++i) {
+              const index_t row = plan.query_order()[static_cast<std::size_t>(i)];
+              const auto at = static_cast<std::size_t>(row);
+              const group_mask list = plan.tile_mask(tile);
+              REQUIRE(!there[at]);
+              REQUIRE(finished[at] == 0);
+              REQUIRE((met[at] & list) == 0);
+              there[at] = true;
+              met[at] |= list;
+              finished[at] += plan.finishes(tile, row);
+            }
+          }
+        }
+        for (std::size_t i = 0; i < query.size(); ++i) {
+          REQUIRE(met[i] == (query[i] & listed));
+          REQUIRE(finished[i] == 1);
+        }
+      }
+}
+
 TEST_CASE("routing_plan: counts beyond 32 bits") {
   // All tokens in one group, or in none with an unlimited window: every causal pair.
   const index_t n = 100000;

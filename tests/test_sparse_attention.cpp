@@ -60,6 +60,48 @@ TEST_CASE("sparse_attention: groupings") {
                    .separate_masks = separate});
 }
 
+TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
+  const attention_case lists{.n_q = 700,
+                             .n_k = 700,
+                             .d = 4,
+                             .d_v = 4,
+                             .pattern = {.window = 20, .sink_tokens = 1},
+                             .groups = grouping::drawn,
+                             .group_count = 16,
+                             .top_k = 2};
+  const auto check_lists = [](const attention_case& c) {
+    const problem<float> p(c);
+    const auto plan = focus::make_routing_plan(p.query_masks, p.key_masks, c.pattern);
+    INFO(describe(c));
+    CHECK(plan.layout() == focus::detail::plan_layout::groups);
+    CHECK(plan.rounds() >= c.top_k);
+    CHECK(check_values<call>(c) == "");
+  };
+  for (const bool separate : {true, false})
+    for (const bool causal : {true, false})
+      for (const index_t window : {focus::no_window, index_t{20}}) {
+        attention_case c = lists;
+        c.separate_masks = separate, c.pattern = {.causal = causal, .window = window};
+        check_lists(c);
+        c.heads = 4, c.kv_heads = 2, c.n_q = separate ? 650 : 700;
+        check_lists(c);
+        c.group_count = 32, c.pattern.sink_tokens = 3;
+        check_lists(c);
+        // As many rounds as the fullest mask has bits.
+        c.group_count = 8, c.groups = grouping::scattered;
+        check(c);
+      }
+  for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
+    for (const index_t window : {focus::no_window, index_t{20}}) {
+      attention_case c = lists;
+      c.type = type, c.pattern.window = window;
+      check_lists(c);
+      CHECK(check_same_bits<call>(c) == "");
+      CHECK(check_poisoned_key<call>(c, 333, not_a_number) == "");
+      CHECK(check_poisoned_query<call>(c, 1, 444) == "");
+    }
+}
+
 TEST_CASE("sparse_attention: lengths around the tiles") {
   for (const index_t n : odd_lengths)
     for (const int top_k : {1, 2})

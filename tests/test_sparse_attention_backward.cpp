@@ -61,15 +61,17 @@ TEST_CASE("sparse_attention_backward: groupings, in every layout of a plan") {
                .group_count = group_count,
                .top_k = top_k,
                .separate_masks = window == 0});
-  // Cells of many tiles, and lists.
-  for (const int top_k : {1, 2})
-    check({.n_q = 700,
-           .n_k = 700,
-           .d = 4,
-           .d_v = 4,
-           .pattern = {.window = 9, .sink_tokens = 1},
-           .group_count = top_k == 1 ? 3 : 8,
-           .top_k = top_k});
+  // Cells of many tiles, and lists, in two rounds and three.
+  for (const int top_k : {1, 2, 3})
+    for (const index_t window : {focus::no_window, index_t{9}})
+      check({.n_q = 700,
+             .n_k = 700,
+             .d = 4,
+             .d_v = 4,
+             .pattern = {.window = window, .sink_tokens = 1},
+             .groups = top_k == 1 ? grouping::balanced : grouping::drawn,
+             .group_count = top_k == 1 ? 3 : 16,
+             .top_k = top_k});
 }
 
 TEST_CASE("sparse_attention_backward: lengths around the tiles") {

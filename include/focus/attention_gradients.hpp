@@ -35,20 +35,32 @@ A dot_rows(const TA* a, const TB* b, index_t n) {
   return reduce_add(sum);
 }
 
-/// A pass over all tiles of query rows with the keys in token order. Walk: walk(tile, first row,
-/// attend), which sets the limits of the tile's rows and calls attend(rules).
+// A pass goes over tiles of query rows, in rounds in none of which a row is twice. finishes(tile,
+// r) tells whether the tile's row r is in no later round.
+
+/// What passes have in common that take `count` rows once, one after the other.
+struct one_round {
+  index_t count;
+
+  [[nodiscard]] index_t tiles() const noexcept { return ceil_div(count, plan_tile_rows); }
+  [[nodiscard]] index_t rows(index_t tile) const noexcept {
+    return (std::min)(plan_tile_rows, count - tile * plan_tile_rows);
+  }
+  [[nodiscard]] static index_t rounds() noexcept { return 1; }
+  [[nodiscard]] tile_range round(index_t) const noexcept { return {0, tiles()}; }
+  [[nodiscard]] static bool finishes(index_t, index_t) noexcept { return true; }
+};
+
+/// A pass over all query rows with the keys in token order. Walk: walk(tile, first row, attend),
+/// which sets the limits of the tile's rows and calls attend(rules).
 template <class Walk>
-struct token_order_pass {
-  index_t n_q, n_k;
+struct token_order_pass : one_round {
+  index_t n_k;
   index_t pairs_a_row;  // about
   Walk walk_tile;
 
   [[nodiscard]] index_t slots() const noexcept { return n_k; }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept { return slot < n_k ? slot : -1; }
-  [[nodiscard]] index_t tiles() const noexcept { return ceil_div(n_q, plan_tile_rows); }
-  [[nodiscard]] index_t rows(index_t tile) const noexcept {
-    return (std::min)(plan_tile_rows, n_q - tile * plan_tile_rows);
-  }
   [[nodiscard]] index_t row(index_t tile, index_t r) const noexcept {
     return tile * plan_tile_rows + r;
   }
@@ -58,14 +70,16 @@ struct token_order_pass {
   }
 };
 template <class Walk>
-token_order_pass(index_t, index_t, index_t, Walk) -> token_order_pass<Walk>;
+token_order_pass(one_round, index_t, index_t, Walk) -> token_order_pass<Walk>;
 
 /// The pass over local pairs and sinks.
 inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
   const key_range middle = pattern.local(n_q / 2);
   // Without a window and sinks there are no keys to pack.
   const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
-  return token_order_pass{n_q, any_local ? pattern.n_k : 0, middle.size() + pattern.sinks,
+  return token_order_pass{{n_q},
+                          any_local ? pattern.n_k : 0,
+                          middle.size() + pattern.sinks,
                           [pattern](auto& tile, index_t first, auto&& attend) {
                             attend_local(tile, pattern, first, [&] { attend(no_rules{}); });
                           }};
@@ -77,12 +91,12 @@ struct pass_place {
 };
 
 /// The second pass of what needs one only.
-struct no_pass {
+struct no_pass : one_round {
+  no_pass() noexcept : one_round{0} {}
+
   static constexpr index_t pairs_a_row = 0;
   [[nodiscard]] static index_t slots() noexcept { return 0; }
   [[nodiscard]] static index_t token_of(index_t) noexcept { return -1; }
-  [[nodiscard]] static index_t tiles() noexcept { return 0; }
-  [[nodiscard]] static index_t rows(index_t) noexcept { return 0; }
   [[nodiscard]] static index_t row(index_t, index_t) noexcept { return 0; }
   template <class Tile, class Attend>
   static void walk(Tile&, index_t, Attend&&) noexcept {}
@@ -369,6 +383,15 @@ class backward_run {
     };
     packed.keys.pack(memory_, part.k, wanted_.dq ? part.k : no_columns(part.k), token_of, exec_);
     if (wanted_.dout) packed.values.pack(memory_, part.v, no_columns(part.v), token_of, exec_);
+    for (index_t round = 0; round < pass.rounds(); ++round) {
+      run_round(part, first_head, pass, packed, pass.round(round), token_of,
+                {.first = place.first && round == 0, .last = place.last});
+    }
+  }
+
+  template <class Pass, class TokenOf>
+  void run_round(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
+                 tile_range tiles, const TokenOf& token_of, pass_place place) const {
     exec_.parallel_for(part.shape.kv_heads * segments_, [&](index_t task, index_t worker) {
       const index_t kv_head = task / segments_, segment = task % segments_;
       gradient_tile<A> tile(memory_, layout_, worker);
@@ -377,7 +400,7 @@ class backward_run {
       const packed_keys<A> values = packed.values.head(memory_, kv_head);
       const index_t group_size = args_.shape.group_size();
       for (index_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head)
-        for (index_t t = segment; t < pass.tiles(); t += segments_) {
+        for (index_t t = tiles.begin + segment; t < tiles.end; t += segments_) {
           const auto row = [&](index_t r) {
             return pass.row(t, r);
           };
@@ -387,7 +410,8 @@ class backward_run {
           pass.walk(tile, t, [&](const auto& rules) {
             tile.attend(keys, values, score_.softcap, rules, gate, token_of, key_sums);
           });
-          finish_tile(tile, part, head, kv_head, row, place);
+          finish_tile(tile, part, head, kv_head, row,
+                      [&](index_t r) { return place.last && pass.finishes(t, r); });
         }
     });
   }
@@ -408,13 +432,14 @@ class backward_run {
     return gates_.begin_tile(memory_, tile, row);
   }
 
-  template <class Row>
+  /// is_last(r): nothing more is added to the dQ of row r.
+  template <class Row, class IsLast>
   void finish_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t kv_head,
-                   const Row& row, pass_place place) const {
+                   const Row& row, IsLast&& is_last) const {
     for (index_t r = 0; r < tile.rows(); ++r) {
-      if (wanted_.dq && !place.last)
+      if (wanted_.dq && !is_last(r))
         copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums_.dq(memory_, head, row(r)));
-      if (wanted_.dq && place.last)
+      else if (wanted_.dq)
         detail::write_scaled(tile.dq(r), score_.scale, part.dq.row(head, row(r)),
                              args_.shape.head_dim);
       if (wanted_.dquery_gates)

@@ -198,6 +198,11 @@ class any_executor {
   workspace* scratch_ = nullptr;
 };
 
+/// Tiles [begin, end) of a list, in none of which the work of another is needed.
+struct tile_range {
+  index_t begin = 0, end = 0;
+};
+
 /// The scratch memory of one call: first each array is planned, then all are allocated at once,
 /// then handed out.
 class scratch_plan {

@@ -22,22 +22,14 @@ namespace focus::inline FOCUS_ABI {
 namespace detail {
 
 /// The pass over some rows, all keys in token order.
-struct row_list_pass {
+struct row_list_pass : one_round {
   std::span<const index_t> list;  // empty: all rows
-  index_t n_q;
   const resolved_pattern* pattern;
   index_t pairs_a_row;  // about
 
-  [[nodiscard]] index_t count() const noexcept {
-    return list.empty() ? n_q : static_cast<index_t>(list.size());
-  }
   [[nodiscard]] index_t slots() const noexcept { return pattern->n_k; }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept {
     return slot < pattern->n_k ? slot : -1;
-  }
-  [[nodiscard]] index_t tiles() const noexcept { return ceil_div(count(), plan_tile_rows); }
-  [[nodiscard]] index_t rows(index_t tile) const noexcept {
-    return (std::min)(plan_tile_rows, count() - tile * plan_tile_rows);
   }
   [[nodiscard]] index_t row(index_t tile, index_t r) const noexcept {
     const index_t at = tile * plan_tile_rows + r;
@@ -188,11 +180,14 @@ double run_retained_mass(const Arguments& args,
                          std::span<const index_t> rows, const resolved_pattern& pattern,
                          const resolved_score<A>& score, const any_executor& exec) {
   const attention_shape& s = args.shape;
-  const row_list_pass pass{rows, s.n_q, &pattern, pattern.visible_end(s.n_q / 2)};
+  const row_list_pass pass{{rows.empty() ? s.n_q : static_cast<index_t>(rows.size())},
+                           rows,
+                           &pattern,
+                           pattern.visible_end(s.n_q / 2)};
   double loss = 0;
   const auto make_gates = [&](scratch_plan& plan, index_t workers) {
     const auto gates = plan_gates<A>(plan, assignments, {.kind = gate_kind::weight}, pattern);
-    return retained_mass_gates<A, GQ, GK, DGQ, DGK>(plan, workers, s, gates, score, pass.count(),
+    return retained_mass_gates<A, GQ, GK, DGQ, DGK>(plan, workers, s, gates, score, pass.count,
                                                     loss);
   };
   detail::run_backward(args, score, make_gates, pass, no_pass{}, exec);

@@ -37,8 +37,8 @@ enum class plan_layout {
   none,    ///< no pair is distant: the window pass is all
   dense,   ///< every visible pair is allowed: the window pass with an unlimited window
   cells,   ///< keys sorted by mask; a query cell walks the key cells that meet it
-  groups,  ///< a list of keys for each group; a query cell walks the lists of its groups, leaving
-           ///< out what it has met
+  groups,  ///< a list of keys for each group; a query walks those of its groups, one in each round,
+           ///< leaving out what it has met
   tested   ///< keys in token order, each pair tested: cells and lists would cost more
 };
 
@@ -50,7 +50,10 @@ enum class plan_layout {
 /// Pair (query i, key j) is allowed iff j is visible to i (causality) and i - j <= window, or j is
 /// a sink, or the masks of i and j have a group in common. Tokens of equal mask form a cell; two
 /// cells attend to each other iff their masks intersect, so each allowed pair is computed exactly
-/// once, for any number of groups a token. The plan depends on masks and options alone: one plan
+/// once, for any number of groups a token. Where tokens have several groups, cells are many and
+/// small, and the rows of a tile far apart in time: then the queries are sorted by their first
+/// group, again by their second, and so on, and walk a list of keys in each of these rounds. The
+/// plan depends on masks and options alone: one plan
 /// serves all heads, and any type of Q, K and V. rebuild() reuses the memory of earlier plans.
 class routing_plan {
  public:
@@ -86,15 +89,24 @@ class routing_plan {
   // What the kernels read.
 
   [[nodiscard]] detail::plan_layout layout() const noexcept { return layout_; }
-  /// Query rows sorted by cell.
+  /// Query rows sorted by cell; where the layout is groups, in each round.
   [[nodiscard]] std::span<const index_t> query_order() const noexcept {
     return query_order_.view();
   }
-  /// The tiles of query rows, each within a cell. All queries are in one; none where the layout
-  /// needs no cells.
+  /// The tiles of query rows, each within a cell, round by round. All queries are in the first
+  /// round; there are no tiles where the layout needs no cells.
   [[nodiscard]] std::span<const detail::cell_tile> tiles() const noexcept { return tiles_.view(); }
+  /// The groups of a tile's rows; where the layout is groups, the one whose list they walk.
   [[nodiscard]] group_mask tile_mask(const detail::cell_tile& tile) const noexcept {
     return query_cells_[tile.cell].mask;
+  }
+  [[nodiscard]] index_t rounds() const noexcept { return rounds_.size(); }
+  [[nodiscard]] detail::tile_range round(index_t r) const noexcept { return rounds_[r]; }
+  /// Whether query row `row` is in no later round than that of `tile`, which has it.
+  [[nodiscard]] bool finishes(const detail::cell_tile& tile, index_t row) const noexcept {
+    if (layout_ != detail::plan_layout::groups) return true;
+    const group_mask list = tile_mask(tile);
+    return (query_masks_[row] & listed_groups_ & ~(list | (list - 1))) == 0;
   }
   /// The keys that are walked, sinks and keys without a group left out; each cell or list begins a
   /// new panel, and -1 fills up its last.
@@ -114,10 +126,12 @@ class routing_plan {
                     const pattern_options& pattern);
   void number_masks(std::span<const group_mask> masks, index_t first, detail::mask_table& table,
                     detail::buffer<detail::cell>& cells, detail::buffer<index_t>& cell_of);
-  void count_groups(std::array<index_t, max_groups>& sizes) const noexcept;
-  [[nodiscard]] detail::plan_layout choose_layout(
-      const detail::resolved_pattern& pattern) const noexcept;
-  void sort_queries();
+  void count_groups();
+  void count_rounds();
+  [[nodiscard]] detail::plan_layout choose_layout(const detail::resolved_pattern& pattern);
+  void sort_queries_by_cell();
+  void sort_queries_by_group();
+  void add_round(index_t first_cell);
   void sort_keys_by_cell(index_t first);
   void sort_keys_by_group(index_t first);
 
@@ -127,11 +141,17 @@ class routing_plan {
   detail::buffer<group_mask> slot_masks_;
   detail::buffer<detail::cell> query_cells_, key_cells_;
   detail::buffer<detail::cell_tile> tiles_;
+  detail::buffer<detail::tile_range> rounds_;
+  group_mask listed_groups_ = 0;  // those that some key is in
   detail::plan_layout layout_ = detail::plan_layout::none;
 
-  // While the plan is built: the cell of each token, and where the next token of each cell goes.
+  // While the plan is built: the cell of each token, where the next token of each cell goes, the
+  // keys of each group, and the queries of which each group is the first, the second, and so on:
+  // [round][max_groups].
   detail::mask_table query_table_, key_table_;
   detail::buffer<index_t> cell_of_query_, cell_of_key_, next_;
+  std::array<index_t, max_groups> group_sizes_{};
+  detail::buffer<index_t> round_sizes_;
 };
 
 /// Plans sparse self-attention: query i and key i are the same token, with masks[i].
@@ -183,7 +203,7 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
   query_masks_.assign(query_masks);
   key_masks_.assign(key_masks);
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
-  query_cells_.clear(), key_cells_.clear(), tiles_.clear();
+  query_cells_.clear(), key_cells_.clear(), tiles_.clear(), rounds_.clear();
   layout_ = detail::plan_layout::none;
 
   const auto resolved = detail::resolve(pattern, n_q, n_k);
@@ -201,18 +221,13 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
     case detail::plan_layout::tested:
       return;
     case detail::plan_layout::cells:
-      sort_queries();
+      sort_queries_by_cell();
       sort_keys_by_cell(resolved.sinks);
       break;
     case detail::plan_layout::groups:
-      sort_queries();
+      sort_queries_by_group();
       sort_keys_by_group(resolved.sinks);
       break;
-  }
-  for (index_t c = 0; c < query_cells_.size(); ++c) {
-    const detail::cell& cell = query_cells_[c];
-    for (index_t begin = cell.begin; begin < cell.end; begin += detail::plan_tile_rows)
-      tiles_.push_back({c, begin, (std::min)(detail::plan_tile_rows, cell.end - begin)});
   }
 }
 
@@ -233,37 +248,55 @@ inline void routing_plan::number_masks(std::span<const group_mask> masks, index_
 }
 
 /// The number of keys in each group.
-inline void routing_plan::count_groups(std::array<index_t, max_groups>& sizes) const noexcept {
-  sizes = {};
-  for (const detail::cell& c : key_cells_)
+inline void routing_plan::count_groups() {
+  group_sizes_ = {};
+  listed_groups_ = 0;
+  for (const detail::cell& c : key_cells_) {
+    listed_groups_ |= c.mask;
     for (group_mask rest = c.mask; rest != 0; rest &= rest - 1)
-      sizes[static_cast<std::size_t>(std::countr_zero(rest))] += c.end;
+      group_sizes_[static_cast<std::size_t>(std::countr_zero(rest))] += c.end;
+  }
+}
+
+/// The number of queries that walk each group's list in each round.
+inline void routing_plan::count_rounds() {
+  round_sizes_.clear();
+  for (const detail::cell& c : query_cells_) {
+    index_t round = 0;
+    for (group_mask rest = c.mask & listed_groups_; rest != 0; rest &= rest - 1, ++round) {
+      const index_t at = round * max_groups;
+      while (round_sizes_.size() <= at + max_groups - 1) round_sizes_.push_back(0);
+      round_sizes_[at + std::countr_zero(rest)] += c.end;
+    }
+  }
 }
 
 /// Picks the layout with the fewest computed scores, edges of tiles included.
-inline detail::plan_layout routing_plan::choose_layout(
-    const detail::resolved_pattern& pattern) const noexcept {
+inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pattern& pattern) {
   const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
   constexpr index_t strip = detail::tile_sizes<float>::strip_rows,
                     panel = detail::tile_sizes<float>::panel;
-  // A strip of queries computes whole panels of keys, and one panel more where the causal limit
-  // cuts through.
+  // The share of all keys that are local to an average query, and that are distant and visible.
+  const double window = static_cast<double>(pattern.window + 1) / static_cast<double>(n_k);
+  const double local = pattern.causal ? window * (1 - window / 2) : (std::min)(2 * window, 1.0);
+  const double distant = pattern.causal ? (1 - window) * (1 - window) / 2 : 1 - local;
+  // Where the causal limit cuts through, a strip of queries computes for all its rows what the last
+  // of them sees; the rows of a small cell are far apart. Half a panel more is cut off at its end.
   const auto walk = [&](index_t rows, index_t keys) {
-    const index_t visible = (pattern.causal ? keys / 2 : keys) + panel;
-    return static_cast<double>(detail::round_up(rows, strip)) * static_cast<double>(visible);
+    const auto all = static_cast<double>(keys);
+    const double apart = pattern.causal ? all * strip / static_cast<double>(2 * rows) : 0;
+    return static_cast<double>(detail::round_up(rows, strip)) *
+           ((std::min)(distant * all + apart, all) + panel / 2);
   };
+  const auto rows = static_cast<double>(n_q), keys = static_cast<double>(n_k);
   // The one pass in token order that tests each pair computes them all, and pays about 6% more for
   // the tests.
-  const double tested =
-      1.06 * static_cast<double>(n_q) / static_cast<double>(strip) * walk(strip, n_k);
-  // The others take a window pass first, and packing and handing over cost as much as some 48 keys
+  const double tested = 1.06 * rows * ((pattern.causal ? keys / 2 : keys) + panel);
+  // The others take a window pass first, and packing and handing over cost as much as some 40 keys
   // a row.
-  constexpr index_t second_pass = 48;
-  const index_t local_keys =
-      (std::min)((pattern.causal ? 1 : 2) * (pattern.window + 1) + pattern.sinks, n_k);
+  constexpr double second_pass = 40;
   const double before_groups =
-      static_cast<double>(n_q) *
-      static_cast<double>((std::min)(local_keys, n_k / 2) + panel + second_pass);
+      rows * (local * keys + static_cast<double>(pattern.sinks) + panel + second_pass);
   double by_cell = tested, by_group = tested;
 
   // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
@@ -284,23 +317,29 @@ inline detail::plan_layout routing_plan::choose_layout(
   // A key is packed once for each of its groups, which must stay a small part of the work and of
   // the memory.
   constexpr index_t copies_a_key = 4;
-  std::array<index_t, max_groups> sizes;
-  count_groups(sizes);
+  count_groups();
   index_t copies = 0;
-  for (const index_t size : sizes) copies += size;
+  for (const index_t size : group_sizes_) copies += size;
   if (copies <= copies_a_key * n_k) {
-    by_group = before_groups;
-    for (const detail::cell& q : query_cells_)
-      for (group_mask rest = q.mask; rest != 0; rest &= rest - 1)
-        by_group += walk(q.end, sizes[static_cast<std::size_t>(std::countr_zero(rest))]);
+    // So do packing one more copy, and handing a row over to one more round.
+    constexpr double another_copy = 16, another_round = 24;
+    count_rounds();
+    by_group =
+        before_groups + another_copy * static_cast<double>((std::max)(copies - n_k, index_t{0}));
+    for (index_t i = 0; i < round_sizes_.size(); ++i) {
+      const index_t size = round_sizes_[i];
+      if (size == 0) continue;
+      by_group += walk(size, group_sizes_[static_cast<std::size_t>(i % max_groups)]);
+      if (i >= max_groups) by_group += another_round * static_cast<double>(size);
+    }
   }
   if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
   return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::tested;
 }
 
 /// Turns the sizes in query_cells_ into ranges and sorts the query rows into them (stable counting
-/// sort).
-inline void routing_plan::sort_queries() {
+/// sort): one round.
+inline void routing_plan::sort_queries_by_cell() {
   next_.resize(query_cells_.size());
   index_t total = 0;
   for (index_t c = 0; c < query_cells_.size(); ++c) {
@@ -311,6 +350,52 @@ inline void routing_plan::sort_queries() {
   }
   query_order_.resize(query_masks_.size());
   for (index_t i = 0; i < query_masks_.size(); ++i) query_order_[next_[cell_of_query_[i]]++] = i;
+  add_round(0);
+}
+
+/// Sorts the query rows by their first group that has keys, then those with more by their second,
+/// and so on. query_cells_ become the parts of each round, with the one bit of their group as mask;
+/// rows without such a group are a part of the first round.
+inline void routing_plan::sort_queries_by_group() {
+  const auto groups_of = [&](index_t i) {
+    return query_masks_[i] & listed_groups_;
+  };
+  index_t without = 0;
+  for (const detail::cell& c : query_cells_)
+    if ((c.mask & listed_groups_) == 0) without += c.end;
+  query_cells_.clear();
+  if (without > 0) query_cells_.push_back({0, 0, without});
+  next_.resize(round_sizes_.size());
+  index_t total = without, first_cell = 0;
+  for (index_t i = 0; i < round_sizes_.size(); ++i) {
+    next_[i] = total;
+    if (round_sizes_[i] > 0)
+      query_cells_.push_back({group_mask{1} << i % max_groups, total, total + round_sizes_[i]});
+    total += round_sizes_[i];
+    if ((i + 1) % max_groups != 0) continue;
+    add_round(first_cell);
+    first_cell = query_cells_.size();
+  }
+  if (rounds_.size() == 0) add_round(0);
+  query_order_.resize(total);
+  index_t next_without = 0;
+  for (index_t i = 0; i < query_masks_.size(); ++i) {
+    if (groups_of(i) == 0) query_order_[next_without++] = i;
+    index_t round = 0;
+    for (group_mask rest = groups_of(i); rest != 0; rest &= rest - 1, ++round)
+      query_order_[next_[round * max_groups + std::countr_zero(rest)]++] = i;
+  }
+}
+
+/// Cuts query_cells_ from `first_cell` on into the tiles of a new round.
+inline void routing_plan::add_round(index_t first_cell) {
+  const index_t first_tile = tiles_.size();
+  for (index_t c = first_cell; c < query_cells_.size(); ++c) {
+    const detail::cell& cell = query_cells_[c];
+    for (index_t begin = cell.begin; begin < cell.end; begin += detail::plan_tile_rows)
+      tiles_.push_back({c, begin, (std::min)(detail::plan_tile_rows, cell.end - begin)});
+  }
+  rounds_.push_back({first_tile, tiles_.size()});
 }
 
 /// The same for the keys from position `first` on, each cell padded to whole panels.
@@ -333,16 +418,14 @@ inline void routing_plan::sort_keys_by_cell(index_t first) {
 /// Lists the keys from position `first` on under each of their groups, each list padded to whole
 /// panels.
 inline void routing_plan::sort_keys_by_group(index_t first) {
-  std::array<index_t, max_groups> sizes;
-  count_groups(sizes);
   key_cells_.clear();
   std::array<index_t, max_groups> next{};
   index_t total = 0;
-  for (std::size_t g = 0; g < sizes.size(); ++g) {
-    if (sizes[g] == 0) continue;
+  for (std::size_t g = 0; g < group_sizes_.size(); ++g) {
+    if (group_sizes_[g] == 0) continue;
     next[g] = total;
-    key_cells_.push_back({group_mask{1} << g, total, total + sizes[g]});
-    total += detail::round_up(sizes[g], detail::widest_panel);
+    key_cells_.push_back({group_mask{1} << g, total, total + group_sizes_[g]});
+    total += detail::round_up(group_sizes_[g], detail::widest_panel);
   }
   key_slots_.resize(total);
   slot_masks_.resize(total);

@@ -207,7 +207,9 @@ void run_soft_gate_backward(const Arguments& args, const Assignments& assignment
   detail::run_backward(
       args, score,
       [&](scratch_plan& plan, index_t) { return plan_gates<A>(plan, assignments, gate, pattern); },
-      token_order_pass{args.shape.n_q, args.shape.n_k, pattern.visible_end(args.shape.n_q / 2),
+      token_order_pass{{args.shape.n_q},
+                       args.shape.n_k,
+                       pattern.visible_end(args.shape.n_q / 2),
                        [&](auto& tile, index_t first, auto&& attend) {
                          for (index_t r = 0; r < tile.rows(); ++r)
                            tile.limit(r) = {0, pattern.visible_end(first + r)};

@@ -62,16 +62,19 @@ void attend_distant(Tile& tile, const routing_plan& plan, const cell_tile& rows,
                     const resolved_pattern& pattern, Attend&& attend) {
   const index_t* row = plan.query_order().data() + rows.begin;
   const group_mask mask = plan.tile_mask(rows);
+  // In lists, a key that shares several groups with a query is met in the first of them.
+  group_mask met[Tile::padded_rows] = {}, any_met = 0;
+  if (plan.layout() == plan_layout::groups)
+    for (index_t r = 0; r < rows.rows; ++r)
+      any_met |= met[r] = plan.query_masks()[static_cast<std::size_t>(row[r])] & (mask - 1);
+  const auto attend_cell = [&] {
+    if (any_met == 0)
+      attend(no_rules{});
+    else
+      attend(excluded_groups{met, plan.slot_masks().data()});
+  };
   for (const cell& c : plan.key_cells()) {
     if ((c.mask & mask) == 0) continue;
-    // In lists, a key in several groups of the query is met in that of the lowest.
-    const group_mask met = plan.layout() == plan_layout::groups ? mask & (c.mask - 1) : 0;
-    const auto attend_cell = [&] {
-      if (met == 0)
-        attend(no_rules{});
-      else
-        attend(excluded_groups{plan.slot_masks().data(), met});
-    };
     limit_rows_to_prefix(tile, c, plan.key_slots(),
                          [&](index_t r) { return pattern.distant_before(row[r]); });
     attend_cell();
@@ -112,16 +115,16 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
   const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
   const index_t saved_size = query_tile<E>::saved_size(s.value_dim);
   const auto slots = static_cast<index_t>(plan.key_slots().size());
-  const auto tiles = static_cast<index_t>(plan.tiles().size());
-  const index_t batch = heads_at_once(s, tiles, exec.concurrency());
+  const index_t tiles_a_round = static_cast<index_t>(plan.tiles().size()) / plan.rounds();
+  const index_t batch = heads_at_once(s, tiles_a_round, exec.concurrency());
   // The keys in token order are done with when those of the cells are packed.
   scratch_plan scratch, same_scratch;
   const key_packer<E> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
   const key_packer<E> cell_packer(same_scratch, batch, slots, s.head_dim, s.value_dim);
   scratch.cover(same_scratch);
   const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
-  const std::size_t saved_at =
-      scratch.add<A>(any_local ? batch * s.group_size() * s.n_q * saved_size : 0);
+  const std::size_t saved_at = scratch.add<A>(
+      any_local || plan.rounds() > 1 ? batch * s.group_size() * s.n_q * saved_size : 0);
   const scratch_memory memory(exec, scratch);
   const auto saved_row = [&](index_t head, index_t i) {
     return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
@@ -144,24 +147,32 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
     cell_packer.pack(
         memory, part.k, part.v,
         [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
-    exec.parallel_for(tiles * heads, [&](index_t task, index_t worker) {
-      const index_t head = task % heads;
-      const cell_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
-      const index_t* row = plan.query_order().data() + rows.begin;
-      query_tile<E> tile(memory, layout, worker);
-      tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
-      for (index_t r = 0; r < rows.rows; ++r) {
-        // Where the tile will write, rows apart from one another.
-        prefetch_row(part.out.row(head, row[r]), s.value_dim);
-        if (!any_local) continue;
-        if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
-        tile.restore_row(r, saved_row(head, row[r]));
-      }
-      const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
-      attend_distant(tile, plan, rows, pattern,
-                     [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
-      detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
-    });
+    for (index_t round = 0; round < plan.rounds(); ++round) {
+      const tile_range tiles = plan.round(round);
+      const bool goes_on = any_local || round > 0;
+      exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
+        const index_t head = task % heads;
+        const cell_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
+        const index_t* row = plan.query_order().data() + rows.begin;
+        query_tile<E> tile(memory, layout, worker);
+        tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
+        for (index_t r = 0; r < rows.rows; ++r) {
+          // Where the tile will write, rows apart from one another.
+          if (plan.finishes(rows, row[r])) prefetch_row(part.out.row(head, row[r]), s.value_dim);
+          if (!goes_on) continue;
+          if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
+          tile.restore_row(r, saved_row(head, row[r]));
+        }
+        const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
+        attend_distant(tile, plan, rows, pattern,
+                       [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
+        for (index_t r = 0; r < rows.rows; ++r)
+          if (plan.finishes(rows, row[r]))
+            detail::write_row(part, tile, r, head, row[r]);
+          else
+            tile.save_row(r, saved_row(head, row[r]));
+      });
+    }
   });
 }
 

@@ -31,6 +31,11 @@ struct cell_pass {
   [[nodiscard]] index_t tiles() const noexcept {
     return static_cast<index_t>(plan->tiles().size());
   }
+  [[nodiscard]] index_t rounds() const noexcept { return plan->rounds(); }
+  [[nodiscard]] tile_range round(index_t r) const noexcept { return plan->round(r); }
+  [[nodiscard]] bool finishes(index_t t, index_t r) const noexcept {
+    return plan->finishes(tile(t), row(t, r));
+  }
   [[nodiscard]] const cell_tile& tile(index_t t) const noexcept {
     return plan->tiles()[static_cast<std::size_t>(t)];
   }
@@ -61,7 +66,9 @@ void run_sparse_backward(const Arguments& args, const routing_plan& plan,
   const attention_shape& s = args.shape;
   if (plan.layout() == plan_layout::tested)
     return detail::run_backward(args, score, make_ungated{},
-                                token_order_pass{s.n_q, s.n_k, pattern.visible_end(s.n_q / 2),
+                                token_order_pass{{s.n_q},
+                                                 s.n_k,
+                                                 pattern.visible_end(s.n_q / 2),
                                                  [&](auto& tile, index_t first, auto&& attend) {
                                                    attend_tested(tile, plan, pattern, first,
                                                                  attend);

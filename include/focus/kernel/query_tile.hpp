@@ -193,16 +193,21 @@ class query_tile : operand_scope<E> {
   slot_range* limits_;
 };
 
-/// Writes the finished rows of a tile: its row r is query row_of(r) of `head`.
+/// Writes row r of a tile, which is query `row` of `head`.
+template <class Arguments, class E>
+void write_row(const Arguments& args, const query_tile<E>& tile, index_t r, index_t head,
+               index_t row) {
+  tile.finish_row(r, args.out.row(head, row));
+  if (args.wants_lse()) {
+    using lse_type = typename decltype(args.lse)::value_type;
+    args.lse(head, row) = static_cast<lse_type>(tile.logsumexp(r));
+  }
+}
+
+/// Writes all rows of a tile: its row r is query row_of(r) of `head`.
 template <class Arguments, class E, class RowOf>
 void write_rows(const Arguments& args, const query_tile<E>& tile, index_t head, RowOf&& row_of) {
-  for (index_t r = 0; r < tile.rows(); ++r) {
-    tile.finish_row(r, args.out.row(head, row_of(r)));
-    if (args.wants_lse()) {
-      using lse_type = typename decltype(args.lse)::value_type;
-      args.lse(head, row_of(r)) = static_cast<lse_type>(tile.logsumexp(r));
-    }
-  }
+  for (index_t r = 0; r < tile.rows(); ++r) detail::write_row(args, tile, r, head, row_of(r));
 }
 
 }  // namespace detail

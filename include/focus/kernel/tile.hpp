@@ -197,22 +197,29 @@ struct no_rules {
   [[nodiscard]] bool hides(index_t, index_t) const noexcept { return false; }
 };
 
-/// Keys in any of some groups are hidden from all rows.
+/// Keys in any of some groups, which each row has of its own, are hidden from it.
 struct excluded_groups {
+  const group_mask* excluded;   // of the tile's rows; the last strip's are all there, whether its
+                                // rows exist or not
   const group_mask* key_masks;  // [slots]
-  group_mask excluded;
 
   template <int Rows, class A>
-  bool hide(index_t, index_t base, index_t count, A* scores) const noexcept {
-    if (excluded == 0) return false;
-    for (index_t j = 0; j < count; ++j)
-      if (hides(0, base + j))
-        for (int r = 0; r < Rows; ++r)
-          scores[r * tile_sizes<A>::score_stride + j] = minus_infinity<A>();
+  bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
+    constexpr int lanes = vec<A>::width;
+    const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
+      const group_mask mask = excluded[first_row + r];
+      index_t j = 0;
+      for (; j + lanes <= count; j += lanes)
+        where_disjoint(key_masks + base + j, mask, vec<A>::load(scores + j), hidden)
+            .store(scores + j);
+      for (; j < count; ++j)
+        if ((key_masks[base + j] & mask) != 0) scores[j] = minus_infinity<A>();
+    }
     return true;
   }
-  [[nodiscard]] bool hides(index_t, index_t slot) const noexcept {
-    return (key_masks[slot] & excluded) != 0;
+  [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
+    return (key_masks[slot] & excluded[row]) != 0;
   }
 };
 
