@@ -12,6 +12,8 @@
 namespace oracle {
 
 inline std::atomic<long> allocation_count{0};
+/// How many more succeed, if not negative.
+inline std::atomic<long> allocations_left{-1};
 
 /// How many allocations f makes.
 template <class F>
@@ -23,6 +25,8 @@ long allocations_of(F&& f) {
 
 inline void* counted_allocation(std::size_t bytes, std::size_t alignment) {
   ++allocation_count;
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
   // aligned_alloc wants a multiple of the alignment, and malloc may answer null to 0 bytes.
   const std::size_t rounded = (bytes / alignment + 1) * alignment;
   if (void* p = std::aligned_alloc(alignment, rounded)) return p;

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "allocations.hpp"
 #include "catch.hpp"
 #include "focus/error.hpp"
 #include "focus/options.hpp"
@@ -272,6 +274,69 @@ TEST_CASE("routing_plan: rebuilt from its own masks, in the other's place") {
   REQUIRE(plan.key_count() == 300);
   for (const focus::group_mask mask : plan.query_masks()) REQUIRE(mask == 2);
   for (const focus::group_mask mask : plan.key_masks()) REQUIRE(mask == 1);
+}
+
+TEST_CASE("routing_plan: rebuilt from a part of its own masks") {
+  auto plan = focus::make_routing_plan(masks{1, 2, 4, 8}, {.window = focus::no_window});
+  plan.rebuild(plan.query_masks().subspan(1), plan.key_masks().first(3));
+  CHECK(same(plan.query_masks(), {2, 4, 8}));
+  CHECK(same(plan.key_masks(), {1, 2, 4}));
+}
+
+TEST_CASE("routing_plan: when memory runs out, a plan of no tokens is left") {
+  const attention_case c{.heads = 1,
+                         .n_q = 900,
+                         .n_k = 900,
+                         .d = 1,
+                         .d_v = 1,
+                         .pattern = {.window = 5},
+                         .groups = grouping::drawn,
+                         .group_count = 16,
+                         .top_k = 2};
+  const auto [query, key] = masks_of(c);
+  bool failed = true;
+  for (long left = 0; failed; ++left) {
+    focus::routing_plan plan = focus::make_routing_plan(masks{1, 2, 4});
+    failed = false;
+    allocations_left = left;
+    try {
+      plan.rebuild(query, key, c.pattern);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    if (failed) CHECK((plan.query_count() == 0 && plan.key_count() == 0 && plan.tiles().empty()));
+    plan.rebuild(query, key, c.pattern);
+    CHECK(plan.allowed_pairs() == count_pairs(c, query, key));
+  }
+}
+
+TEST_CASE("routing_plan: no more than four slots a key") {
+  for (const grouping groups : {grouping::balanced, grouping::drawn, grouping::scattered})
+    for (const int group_count : {2, 16, 64})
+      for (const int top_k : {1, 2, 5}) {
+        const attention_case c{.heads = 1,
+                               .n_q = 2000,
+                               .n_k = 2000,
+                               .d = 1,
+                               .d_v = 1,
+                               .pattern = {.window = 5},
+                               .groups = groups,
+                               .group_count = group_count,
+                               .top_k = top_k};
+        INFO(describe(c));
+        const auto [query, key] = masks_of(c);
+        CHECK(focus::make_routing_plan(query, key, c.pattern).key_slots().size() <= 8000);
+      }
+  // Keys in five groups each, of which queries ask for a few.
+  generator random(3);
+  masks query(2000), key(2000);
+  for (std::size_t t = 0; t < key.size(); ++t) {
+    query[t] = group_mask{1} << random.below(8);
+    for (int g = 0; g < 5; ++g) key[t] |= group_mask{256} << random.below(56);
+    if (t % 100 == 0) key[t] |= 1;
+  }
+  CHECK(focus::make_routing_plan(query, key, {.window = 5}).key_slots().size() < 2000);
 }
 
 TEST_CASE("routing_plan: C arrays and {} are masks") {

@@ -45,6 +45,15 @@ struct watching_executor {
   }
 };
 
+/// Says that it has many workers, for calls to plan with, and works alone.
+struct many_workers {
+  static index_t concurrency() { return 16; }
+  template <class F>
+  void parallel_for(index_t tasks, F&& body) const {
+    for (index_t task = 0; task < tasks; ++task) body(task, index_t{0});
+  }
+};
+
 /// One call of each function on inputs of a given length.
 template <class T>
 struct calls {
@@ -190,6 +199,34 @@ TEST_CASE("workspace: memory grows with the length, not with its square") {
     twice.call(which, focus::with_workspace(watching_executor{&notes}, for_twice));
     CHECK(for_twice.capacity() <= 2 * for_once.capacity() + 4096);
   }
+}
+
+TEST_CASE("workspace: one token of all groups asks for hardly more memory") {
+  const attention_case c{.heads = 16,
+                         .kv_heads = 16,
+                         .n_q = 1500,
+                         .n_k = 1500,
+                         .d = 16,
+                         .d_v = 16,
+                         .pattern = {.window = 5},
+                         .groups = grouping::drawn,
+                         .group_count = 16,
+                         .top_k = 2};
+  problem<float> p(c);
+  const auto capacity_of = [&] {
+    const auto plan = focus::make_routing_plan(p.query_masks, p.key_masks, c.pattern);
+    CHECK(plan.layout() == focus::detail::plan_layout::groups);
+    answer<float> a(c);
+    focus::workspace memory;
+    const many_workers workers;
+    const auto in = p.inputs();
+    focus::sparse_attention(in.q, in.k, in.v, plan, a.out.view(), {}, {},
+                            focus::with_workspace(workers, memory));
+    return static_cast<double>(memory.capacity());
+  };
+  const double usual = capacity_of();
+  p.query_masks[700] = ~group_mask{0};
+  CHECK(capacity_of() < 1.1 * usual);
 }
 
 }  // namespace test_workspace

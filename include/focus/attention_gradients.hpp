@@ -47,7 +47,7 @@ struct one_round {
     return (std::min)(plan_tile_rows, count - tile * plan_tile_rows);
   }
   [[nodiscard]] static index_t rounds() noexcept { return 1; }
-  [[nodiscard]] tile_range round(index_t) const noexcept { return {0, tiles()}; }
+  [[nodiscard]] task_range round(index_t) const noexcept { return {0, tiles()}; }
   [[nodiscard]] static bool finishes(index_t, index_t) noexcept { return true; }
 };
 
@@ -188,7 +188,7 @@ class gradient_sums {
             dkey_gates_stride_,
             nowhere};
   }
-  /// The dQ of a row between two passes.
+  /// The dQ of a row between passes and rounds.
   [[nodiscard]] A* dq(const scratch_memory& memory, index_t head, index_t row) const noexcept {
     return memory.at<A>(dq_at_) + (head * n_q_ + row) * dq_stride_;
   }
@@ -391,7 +391,7 @@ class backward_run {
 
   template <class Pass, class TokenOf>
   void run_round(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
-                 tile_range tiles, const TokenOf& token_of, pass_place place) const {
+                 task_range tiles, const TokenOf& token_of, pass_place place) const {
     exec_.parallel_for(part.shape.kv_heads * segments_, [&](index_t task, index_t worker) {
       const index_t kv_head = task / segments_, segment = task % segments_;
       gradient_tile<A> tile(memory_, layout_, worker);

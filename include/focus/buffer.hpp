@@ -33,6 +33,7 @@ class buffer {
   }
   buffer& operator=(buffer&& other) noexcept {
     swap(other);
+    other.clear();
     return *this;
   }
   ~buffer() = default;

@@ -198,8 +198,8 @@ class any_executor {
   workspace* scratch_ = nullptr;
 };
 
-/// Tiles [begin, end) of a list, in none of which the work of another is needed.
-struct tile_range {
+/// Tasks [begin, end) of a list, none of which needs what another one of them does.
+struct task_range {
   index_t begin = 0, end = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "focus/buffer.hpp"
@@ -20,13 +21,15 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// Tokens with the same mask, in a row of an order sorted by mask, by position within.
+/// Tokens with the same mask, or with the same group, in a row of an order sorted by these, by
+/// position within.
 struct cell {
   group_mask mask = 0;
   index_t begin = 0, end = 0;
 };
 
-/// Query rows [begin, begin + rows) of the sorted order, all of one cell.
+/// Query rows [begin, begin + rows) of the sorted order, all of one cell, or of one list's part of
+/// a round.
 struct cell_tile {
   index_t cell = 0;
   index_t begin = 0, rows = 0;
@@ -100,13 +103,14 @@ class routing_plan {
   [[nodiscard]] group_mask tile_mask(const detail::cell_tile& tile) const noexcept {
     return query_cells_[tile.cell].mask;
   }
+  /// None where there are no tiles.
   [[nodiscard]] index_t rounds() const noexcept { return rounds_.size(); }
-  [[nodiscard]] detail::tile_range round(index_t r) const noexcept { return rounds_[r]; }
+  [[nodiscard]] detail::task_range round(index_t r) const noexcept { return rounds_[r]; }
   /// Whether query row `row` is in no later round than that of `tile`, which has it.
   [[nodiscard]] bool finishes(const detail::cell_tile& tile, index_t row) const noexcept {
     if (layout_ != detail::plan_layout::groups) return true;
     const group_mask list = tile_mask(tile);
-    return (query_masks_[row] & listed_groups_ & ~(list | (list - 1))) == 0;
+    return (query_masks_[row] & shared_groups_ & ~(list | (list - 1))) == 0;
   }
   /// The keys that are walked, sinks and keys without a group left out; each cell or list begins a
   /// new panel, and -1 fills up its last.
@@ -126,7 +130,9 @@ class routing_plan {
                     const pattern_options& pattern);
   void number_masks(std::span<const group_mask> masks, index_t first, detail::mask_table& table,
                     detail::buffer<detail::cell>& cells, detail::buffer<index_t>& cell_of);
-  void count_groups();
+  void clear() noexcept;
+  void lay_out(const detail::resolved_pattern& pattern);
+  void count_groups() noexcept;
   void count_rounds();
   [[nodiscard]] detail::plan_layout choose_layout(const detail::resolved_pattern& pattern);
   void sort_queries_by_cell();
@@ -141,8 +147,8 @@ class routing_plan {
   detail::buffer<group_mask> slot_masks_;
   detail::buffer<detail::cell> query_cells_, key_cells_;
   detail::buffer<detail::cell_tile> tiles_;
-  detail::buffer<detail::tile_range> rounds_;
-  group_mask listed_groups_ = 0;  // those that some key is in
+  detail::buffer<detail::task_range> rounds_;
+  group_mask shared_groups_ = 0;  // of some query and some key behind the sinks
   detail::plan_layout layout_ = detail::plan_layout::none;
 
   // While the plan is built: the cell of each token, where the next token of each cell goes, the
@@ -188,8 +194,11 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
                                        const pattern_options& pattern) {
   detail::validate(pattern, "make_routing_plan");
   const auto is_own = [&](std::span<const group_mask> masks) {
-    return !masks.empty() &&
-           (masks.data() == query_masks_.data() || masks.data() == key_masks_.data());
+    const auto is_in = [&](const detail::buffer<group_mask>& own) {
+      return std::less_equal<>{}(own.begin(), masks.data()) &&
+             std::less<>{}(masks.data(), own.end());
+    };
+    return !masks.empty() && (is_in(query_masks_) || is_in(key_masks_));
   };
   if (is_own(query_masks) || is_own(key_masks)) {
     detail::buffer<group_mask> query_copy, key_copy;
@@ -197,37 +206,46 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
     key_copy.assign(key_masks);
     return rebuild_from(query_copy.view(), key_copy.view(), pattern_options(pattern));
   }
-  const auto n_q = static_cast<index_t>(query_masks.size());
-  const auto n_k = static_cast<index_t>(key_masks.size());
+  // When memory runs out halfway, what is left is a plan of no tokens.
+  struct work {
+    routing_plan& plan;
+    bool done = false;
+    ~work() {
+      if (!done) plan.clear();
+    }
+  } rebuilding{*this};
+  clear();
   pattern_ = pattern;
   query_masks_.assign(query_masks);
   key_masks_.assign(key_masks);
+  lay_out(detail::resolve(pattern, query_masks_.size(), key_masks_.size()));
+  rebuilding.done = true;
+}
+
+inline void routing_plan::clear() noexcept {
+  query_masks_.clear(), key_masks_.clear();
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
   query_cells_.clear(), key_cells_.clear(), tiles_.clear(), rounds_.clear();
   layout_ = detail::plan_layout::none;
+}
 
-  const auto resolved = detail::resolve(pattern, n_q, n_k);
+inline void routing_plan::lay_out(const detail::resolved_pattern& pattern) {
   // Positions within the window of every query leave nothing to the groups.
-  const bool any_distant = n_q > 0 && (resolved.distant_before(n_q - 1) > resolved.sinks ||
-                                       (!resolved.causal && resolved.distant_after(0) < n_k));
+  const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
+  const bool any_distant = n_q > 0 && (pattern.distant_before(n_q - 1) > pattern.sinks ||
+                                       (!pattern.causal && pattern.distant_after(0) < n_k));
   if (!any_distant) return;
 
   number_masks(query_masks_.view(), 0, query_table_, query_cells_, cell_of_query_);
-  number_masks(key_masks_.view(), resolved.sinks, key_table_, key_cells_, cell_of_key_);
-  layout_ = choose_layout(resolved);
-  switch (layout_) {
-    case detail::plan_layout::none:
-    case detail::plan_layout::dense:
-    case detail::plan_layout::tested:
-      return;
-    case detail::plan_layout::cells:
-      sort_queries_by_cell();
-      sort_keys_by_cell(resolved.sinks);
-      break;
-    case detail::plan_layout::groups:
-      sort_queries_by_group();
-      sort_keys_by_group(resolved.sinks);
-      break;
+  number_masks(key_masks_.view(), pattern.sinks, key_table_, key_cells_, cell_of_key_);
+  count_groups();
+  layout_ = choose_layout(pattern);
+  if (layout_ == detail::plan_layout::cells) {
+    sort_queries_by_cell();
+    sort_keys_by_cell(pattern.sinks);
+  } else if (layout_ == detail::plan_layout::groups) {
+    sort_queries_by_group();
+    sort_keys_by_group(pattern.sinks);
   }
 }
 
@@ -247,15 +265,17 @@ inline void routing_plan::number_masks(std::span<const group_mask> masks, index_
   }
 }
 
-/// The number of keys in each group.
-inline void routing_plan::count_groups() {
+/// Which groups some query and some key have in common, and the number of keys in each of them.
+inline void routing_plan::count_groups() noexcept {
+  group_mask asked = 0;
+  for (const detail::cell& c : query_cells_) asked |= c.mask;
   group_sizes_ = {};
-  listed_groups_ = 0;
-  for (const detail::cell& c : key_cells_) {
-    listed_groups_ |= c.mask;
-    for (group_mask rest = c.mask; rest != 0; rest &= rest - 1)
+  shared_groups_ = 0;
+  for (const detail::cell& c : key_cells_)
+    for (group_mask rest = c.mask & asked; rest != 0; rest &= rest - 1) {
+      shared_groups_ |= rest & (~rest + 1);
       group_sizes_[static_cast<std::size_t>(std::countr_zero(rest))] += c.end;
-  }
+    }
 }
 
 /// The number of queries that walk each group's list in each round.
@@ -263,7 +283,7 @@ inline void routing_plan::count_rounds() {
   round_sizes_.clear();
   for (const detail::cell& c : query_cells_) {
     index_t round = 0;
-    for (group_mask rest = c.mask & listed_groups_; rest != 0; rest &= rest - 1, ++round) {
+    for (group_mask rest = c.mask & shared_groups_; rest != 0; rest &= rest - 1, ++round) {
       const index_t at = round * max_groups;
       while (round_sizes_.size() <= at + max_groups - 1) round_sizes_.push_back(0);
       round_sizes_[at + std::countr_zero(rest)] += c.end;
@@ -276,61 +296,74 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
   const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
   constexpr index_t strip = detail::tile_sizes<float>::strip_rows,
                     panel = detail::tile_sizes<float>::panel;
-  // The share of all keys that are local to an average query, and that are distant and visible.
-  const double window = static_cast<double>(pattern.window + 1) / static_cast<double>(n_k);
-  const double local = pattern.causal ? window * (1 - window / 2) : (std::min)(2 * window, 1.0);
-  const double distant = pattern.causal ? (1 - window) * (1 - window) / 2 : 1 - local;
+  // The keys of an average query: all that it sees, those that are local, and the distant ones.
+  double visible = 0, local = 0, distant = 0;
+  const index_t samples = (std::min)(n_q, index_t{64});
+  for (index_t sample = 0; sample < samples; ++sample) {
+    const index_t i = (2 * sample + 1) * n_q / (2 * samples);
+    visible += static_cast<double>(pattern.visible_end(i)) / static_cast<double>(samples);
+    local += static_cast<double>(pattern.local(i).size()) / static_cast<double>(samples);
+    distant += static_cast<double>(pattern.distant_before(i) + n_k - pattern.distant_after(i)) /
+               static_cast<double>(samples);
+  }
+  const double distant_share = distant / static_cast<double>(n_k);
   // Where the causal limit cuts through, a strip of queries computes for all its rows what the last
   // of them sees; the rows of a small cell are far apart. Half a panel more is cut off at its end.
   const auto walk = [&](index_t rows, index_t keys) {
     const auto all = static_cast<double>(keys);
     const double apart = pattern.causal ? all * strip / static_cast<double>(2 * rows) : 0;
     return static_cast<double>(detail::round_up(rows, strip)) *
-           ((std::min)(distant * all + apart, all) + panel / 2);
+           ((std::min)(distant_share * all + apart, all) + panel / 2);
   };
-  const auto rows = static_cast<double>(n_q), keys = static_cast<double>(n_k);
+  const auto rows = static_cast<double>(n_q);
   // The one pass in token order that tests each pair computes them all, and pays about 6% more for
   // the tests.
-  const double tested = 1.06 * rows * ((pattern.causal ? keys / 2 : keys) + panel);
+  const double tested = 1.06 * rows * (visible + panel);
   // The others take a window pass first, and packing and handing over cost as much as some 40 keys
   // a row.
   constexpr double second_pass = 40;
   const double before_groups =
-      rows * (local * keys + static_cast<double>(pattern.sinks) + panel + second_pass);
+      rows * (local + static_cast<double>(pattern.sinks) + panel + second_pass);
   double by_cell = tested, by_group = tested;
+
+  // Panels that are filled up, and a key that is packed once for each of its groups, must stay a
+  // small part of the work and of the memory.
+  constexpr index_t slots_a_key = 4;
+  index_t cell_slots = 0, list_slots = 0;
+  for (const detail::cell& c : key_cells_)
+    if ((c.mask & shared_groups_) != 0) cell_slots += detail::round_up(c.end, panel);
+  for (const index_t size : group_sizes_) list_slots += detail::round_up(size, panel);
+  const index_t most_slots = (std::max)(slots_a_key * n_k, max_groups * panel);
 
   // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
   constexpr index_t tests_a_token = 64;
   if (query_cells_.size() * key_cells_.size() <= tests_a_token * (n_q + n_k)) {
-    bool all_meet = true, any_meet = false;
-    by_cell = before_groups;
+    bool all_meet = true;
+    double cells = before_groups;
     for (const detail::cell& q : query_cells_)
       for (const detail::cell& k : key_cells_) {
         const bool meet = (q.mask & k.mask) != 0;
-        all_meet &= meet, any_meet |= meet;
-        if (meet) by_cell += walk(q.end, k.end);
+        all_meet &= meet;
+        if (meet) cells += walk(q.end, k.end);
       }
-    if (!any_meet) return detail::plan_layout::none;
     if (all_meet) return detail::plan_layout::dense;
+    if (cell_slots <= most_slots) by_cell = cells;
   }
+  if (shared_groups_ == 0) return detail::plan_layout::none;
 
-  // A key is packed once for each of its groups, which must stay a small part of the work and of
-  // the memory.
-  constexpr index_t copies_a_key = 4;
-  count_groups();
-  index_t copies = 0;
-  for (const index_t size : group_sizes_) copies += size;
-  if (copies <= copies_a_key * n_k) {
-    // So do packing one more copy, and handing a row over to one more round.
-    constexpr double another_copy = 16, another_round = 24;
+  if (list_slots <= most_slots) {
+    // In keys a row: packing one more slot, and a row's going through one more round. In keys and
+    // rows: one more round.
+    constexpr double another_slot = 16, another_pass = 24, another_round = 2048;
     count_rounds();
-    by_group =
-        before_groups + another_copy * static_cast<double>((std::max)(copies - n_k, index_t{0}));
+    by_group = before_groups +
+               another_slot * static_cast<double>((std::max)(list_slots - n_k, index_t{0})) +
+               another_round * static_cast<double>(round_sizes_.size() / max_groups);
     for (index_t i = 0; i < round_sizes_.size(); ++i) {
       const index_t size = round_sizes_[i];
       if (size == 0) continue;
       by_group += walk(size, group_sizes_[static_cast<std::size_t>(i % max_groups)]);
-      if (i >= max_groups) by_group += another_round * static_cast<double>(size);
+      if (i >= max_groups) by_group += another_pass * static_cast<double>(size);
     }
   }
   if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
@@ -358,11 +391,11 @@ inline void routing_plan::sort_queries_by_cell() {
 /// rows without such a group are a part of the first round.
 inline void routing_plan::sort_queries_by_group() {
   const auto groups_of = [&](index_t i) {
-    return query_masks_[i] & listed_groups_;
+    return query_masks_[i] & shared_groups_;
   };
   index_t without = 0;
   for (const detail::cell& c : query_cells_)
-    if ((c.mask & listed_groups_) == 0) without += c.end;
+    if ((c.mask & shared_groups_) == 0) without += c.end;
   query_cells_.clear();
   if (without > 0) query_cells_.push_back({0, 0, without});
   next_.resize(round_sizes_.size());
@@ -404,7 +437,7 @@ inline void routing_plan::sort_keys_by_cell(index_t first) {
   index_t total = 0;
   for (index_t c = 0; c < key_cells_.size(); ++c) {
     detail::cell& cell = key_cells_[c];
-    const index_t size = cell.mask != 0 ? cell.end : 0;
+    const index_t size = (cell.mask & shared_groups_) != 0 ? cell.end : 0;
     cell.begin = next_[c] = total;
     cell.end = total + size;
     total += detail::round_up(size, detail::widest_panel);
@@ -412,7 +445,7 @@ inline void routing_plan::sort_keys_by_cell(index_t first) {
   key_slots_.resize(total);
   detail::fill(key_slots_.begin(), key_slots_.end(), index_t{-1});
   for (index_t j = first; j < key_masks_.size(); ++j)
-    if (key_masks_[j] != 0) key_slots_[next_[cell_of_key_[j]]++] = j;
+    if ((key_masks_[j] & shared_groups_) != 0) key_slots_[next_[cell_of_key_[j]]++] = j;
 }
 
 /// Lists the keys from position `first` on under each of their groups, each list padded to whole
@@ -432,7 +465,7 @@ inline void routing_plan::sort_keys_by_group(index_t first) {
   detail::fill(key_slots_.begin(), key_slots_.end(), index_t{-1});
   detail::fill(slot_masks_.begin(), slot_masks_.end(), group_mask{0});
   for (index_t j = first; j < key_masks_.size(); ++j)
-    for (group_mask rest = key_masks_[j]; rest != 0; rest &= rest - 1) {
+    for (group_mask rest = key_masks_[j] & shared_groups_; rest != 0; rest &= rest - 1) {
       const index_t slot = next[static_cast<std::size_t>(std::countr_zero(rest))]++;
       key_slots_[slot] = j;
       slot_masks_[slot] = key_masks_[j];

@@ -55,8 +55,8 @@ void limit_rows_to_prefix(Tile& tile, const cell& keys, std::span<const index_t>
   }
 }
 
-/// The pass over cells: each tile of a query cell walks the key cells that meet it. Sets the limits
-/// of the tile's rows and calls attend(rules) for each.
+/// The pass over cells: each tile of a query cell walks the key cells that meet it, or the one list
+/// of its round. Sets the limits of the tile's rows and calls attend(rules) for each.
 template <class Tile, class Attend>
 void attend_distant(Tile& tile, const routing_plan& plan, const cell_tile& rows,
                     const resolved_pattern& pattern, Attend&& attend) {
@@ -115,8 +115,9 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
   const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
   const index_t saved_size = query_tile<E>::saved_size(s.value_dim);
   const auto slots = static_cast<index_t>(plan.key_slots().size());
-  const index_t tiles_a_round = static_cast<index_t>(plan.tiles().size()) / plan.rounds();
-  const index_t batch = heads_at_once(s, tiles_a_round, exec.concurrency());
+  // All rows are in the first round.
+  const index_t batch =
+      heads_at_once(s, plan.round(0).end - plan.round(0).begin, exec.concurrency());
   // The keys in token order are done with when those of the cells are packed.
   scratch_plan scratch, same_scratch;
   const key_packer<E> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
@@ -148,7 +149,7 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
         memory, part.k, part.v,
         [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
     for (index_t round = 0; round < plan.rounds(); ++round) {
-      const tile_range tiles = plan.round(round);
+      const task_range tiles = plan.round(round);
       const bool goes_on = any_local || round > 0;
       exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
         const index_t head = task % heads;

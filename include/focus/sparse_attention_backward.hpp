@@ -32,7 +32,7 @@ struct cell_pass {
     return static_cast<index_t>(plan->tiles().size());
   }
   [[nodiscard]] index_t rounds() const noexcept { return plan->rounds(); }
-  [[nodiscard]] tile_range round(index_t r) const noexcept { return plan->round(r); }
+  [[nodiscard]] task_range round(index_t r) const noexcept { return plan->round(r); }
   [[nodiscard]] bool finishes(index_t t, index_t r) const noexcept {
     return plan->finishes(tile(t), row(t, r));
   }

@@ -7,8 +7,8 @@
 //   key panel    `panel` keys side by side (K^T): [depth][panel], which it loads as vectors
 //   value panel  `panel` columns of V: [slots][panel], likewise
 //
-// A slot is a place in a packed order of keys: token order for local pairs, cell order for distant
-// ones. Slots that pad a run of keys to a whole panel hold zeros.
+// A slot is a place in a packed order of keys: token order for local pairs, that of cells or lists
+// for distant ones. Slots that pad a run of keys to a whole panel hold zeros.
 #pragma once
 
 #include <algorithm>
