@@ -333,7 +333,7 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
   for (const detail::cell& c : key_cells_)
     if ((c.mask & shared_groups_) != 0) cell_slots += detail::round_up(c.end, panel);
   for (const index_t size : group_sizes_) list_slots += detail::round_up(size, panel);
-  const index_t most_slots = (std::max)(slots_a_key * n_k, max_groups * panel);
+  const index_t most_slots = slots_a_key * n_k + max_groups * panel;
 
   // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
   constexpr index_t tests_a_token = 64;
