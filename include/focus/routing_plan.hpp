@@ -13,6 +13,7 @@
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/layout_costs.hpp"
 #include "focus/mask_table.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
@@ -291,80 +292,49 @@ inline void routing_plan::count_rounds() {
   }
 }
 
-/// Picks the layout with the fewest computed scores, edges of tiles included.
+/// Picks the layout of the least cost.
 inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pattern& pattern) {
+  if (shared_groups_ == 0) return detail::plan_layout::none;
   const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
-  constexpr index_t strip = detail::tile_sizes<float>::strip_rows,
-                    panel = detail::tile_sizes<float>::panel;
-  // The keys of an average query: all that it sees, those that are local, and the distant ones.
-  double visible = 0, local = 0, distant = 0;
-  const index_t samples = (std::min)(n_q, index_t{64});
-  for (index_t sample = 0; sample < samples; ++sample) {
-    const index_t i = (2 * sample + 1) * n_q / (2 * samples);
-    visible += static_cast<double>(pattern.visible_end(i)) / static_cast<double>(samples);
-    local += static_cast<double>(pattern.local(i).size()) / static_cast<double>(samples);
-    distant += static_cast<double>(pattern.distant_before(i) + n_k - pattern.distant_after(i)) /
-               static_cast<double>(samples);
-  }
-  const double distant_share = distant / static_cast<double>(n_k);
-  // Where the causal limit cuts through, a strip of queries computes for all its rows what the last
-  // of them sees; the rows of a small cell are far apart. Half a panel more is cut off at its end.
-  const auto walk = [&](index_t rows, index_t keys) {
-    const auto all = static_cast<double>(keys);
-    const double apart = pattern.causal ? all * strip / static_cast<double>(2 * rows) : 0;
-    return static_cast<double>(detail::round_up(rows, strip)) *
-           ((std::min)(distant_share * all + apart, all) + panel / 2);
-  };
-  const auto rows = static_cast<double>(n_q);
-  // The one pass in token order that tests each pair computes them all, and pays about 6% more for
-  // the tests.
-  const double tested = 1.06 * rows * (visible + panel);
-  // The others take a window pass first, and packing and handing over cost as much as some 40 keys
-  // a row.
-  constexpr double second_pass = 40;
-  const double before_groups =
-      rows * (local + static_cast<double>(pattern.sinks) + panel + second_pass);
+  const detail::layout_costs costs(pattern, n_q);
+  const double tested = costs.tested();
   double by_cell = tested, by_group = tested;
 
   // Panels that are filled up, and a key that is packed once for each of its groups, must stay a
   // small part of the work and of the memory.
-  constexpr index_t slots_a_key = 4;
+  constexpr index_t slots_a_key = 4, panel = detail::widest_panel;
+  const index_t most_slots = slots_a_key * n_k + max_groups * panel;
   index_t cell_slots = 0, list_slots = 0;
   for (const detail::cell& c : key_cells_)
     if ((c.mask & shared_groups_) != 0) cell_slots += detail::round_up(c.end, panel);
   for (const index_t size : group_sizes_) list_slots += detail::round_up(size, panel);
-  const index_t most_slots = slots_a_key * n_k + max_groups * panel;
 
   // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
   constexpr index_t tests_a_token = 64;
   if (query_cells_.size() * key_cells_.size() <= tests_a_token * (n_q + n_k)) {
     bool all_meet = true;
-    double cells = before_groups;
+    double cells = costs.before_groups();
     for (const detail::cell& q : query_cells_)
       for (const detail::cell& k : key_cells_) {
         const bool meet = (q.mask & k.mask) != 0;
         all_meet &= meet;
-        if (meet) cells += walk(q.end, k.end);
+        if (meet) cells += costs.walk(q.end, k.end);
       }
     if (all_meet) return detail::plan_layout::dense;
     if (cell_slots <= most_slots) by_cell = cells;
   }
-  if (shared_groups_ == 0) return detail::plan_layout::none;
 
   if (list_slots <= most_slots) {
-    // In keys a row: packing one more slot, and a row's going through one more round. In keys and
-    // rows: one more round.
-    constexpr double another_slot = 16, another_pass = 24, another_round = 2048;
     count_rounds();
-    by_group = before_groups +
-               another_slot * static_cast<double>((std::max)(list_slots - n_k, index_t{0})) +
-               another_round * static_cast<double>(round_sizes_.size() / max_groups);
+    index_t later_rows = 0;
+    by_group = costs.before_groups();
     for (index_t i = 0; i < round_sizes_.size(); ++i) {
       const index_t size = round_sizes_[i];
       if (size == 0) continue;
-      by_group += walk(size, group_sizes_[static_cast<std::size_t>(i % max_groups)]);
-      if (i >= max_groups) by_group += another_pass * static_cast<double>(size);
+      by_group += costs.walk(size, group_sizes_[static_cast<std::size_t>(i % max_groups)]);
+      if (i >= max_groups) later_rows += size;
     }
+    by_group += costs.rounds(round_sizes_.size() / max_groups, later_rows, list_slots - n_k);
   }
   if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
   return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::tested;

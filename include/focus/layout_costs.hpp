@@ -1,0 +1,78 @@
+// What the layouts of a routing plan cost.
+#pragma once
+
+#include <algorithm>
+
+#include "focus/config.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// Costs in computed scores of one head, edges of tiles included. The constants were fitted to
+/// times on AVX2, head_dim 64.
+class layout_costs {
+  static constexpr index_t strip = tile_sizes<float>::strip_rows;
+  static constexpr index_t panel = tile_sizes<float>::panel;
+  /// Of testing each pair.
+  static constexpr double test_factor = 1.06;
+  /// In scores a row: a pass after that over local pairs (packing once more, handing rows over), a
+  /// round after its first, and packing a slot more than there are keys.
+  static constexpr double second_pass = 40, another_round = 24, another_slot = 16;
+  /// In scores: a round, however few rows it has.
+  static constexpr double any_round = 2048;
+
+ public:
+  layout_costs(const resolved_pattern& pattern, index_t n_q) noexcept
+      : causal_(pattern.causal), rows_(static_cast<double>(n_q)) {
+    const index_t samples = (std::min)(n_q, index_t{64});
+    double visible = 0, local = 0, distant = 0;
+    for (index_t sample = 0; sample < samples; ++sample) {
+      const index_t i = (2 * sample + 1) * n_q / (2 * samples);
+      visible += static_cast<double>(pattern.visible_end(i));
+      local += static_cast<double>(pattern.local(i).size() + pattern.sink_end(i));
+      distant +=
+          static_cast<double>(pattern.distant_before(i) + pattern.n_k - pattern.distant_after(i));
+    }
+    visible_ = visible / static_cast<double>(samples);
+    local_ = local / static_cast<double>(samples);
+    distant_share_ = distant / static_cast<double>(samples * pattern.n_k);
+  }
+
+  /// The one pass in token order that tests each pair.
+  [[nodiscard]] double tested() const noexcept { return test_factor * rows_ * (visible_ + panel); }
+  /// What comes before the pairs of cells or lists: the window pass, and handing over.
+  [[nodiscard]] double before_groups() const noexcept {
+    return rows_ * (local_ + panel + second_pass);
+  }
+  /// `rows` queries of one cell against `keys` keys of one. Where the causal limit cuts through, a
+  /// strip of queries computes for all its rows what the last of them sees, and the rows of a small
+  /// cell are far apart; half a panel more is cut off at its end.
+  [[nodiscard]] double walk(index_t rows, index_t keys) const noexcept {
+    const auto all = static_cast<double>(keys);
+    const double apart = causal_ ? all * strip / static_cast<double>(2 * rows) : 0;
+    return static_cast<double>(round_up(rows, strip)) *
+           ((std::min)(distant_share_ * all + apart, all) + panel / 2);
+  }
+  /// What rounds cost beside their walks. later_rows: the rows of all but the first, added up;
+  /// extra_slots: packed beyond one for each key.
+  [[nodiscard]] static double rounds(index_t count, index_t later_rows,
+                                     index_t extra_slots) noexcept {
+    return any_round * static_cast<double>(count) +
+           another_round * static_cast<double>(later_rows) +
+           another_slot * static_cast<double>((std::max)(extra_slots, index_t{0}));
+  }
+
+ private:
+  bool causal_;
+  double rows_;
+  // Of an average query: all keys that it sees, those that are local or sinks, and the share of all
+  // keys that are distant and visible.
+  double visible_, local_, distant_share_;
+};
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
