@@ -159,7 +159,8 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
         tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
         for (index_t r = 0; r < rows.rows; ++r) {
           // Where the tile will write, rows apart from one another.
-          if (plan.finishes(rows, row[r])) prefetch_row(part.out.row(head, row[r]), s.value_dim);
+          if (plan.finishes(rows, row[r]))
+            detail::prefetch_row(part.out.row(head, row[r]), s.value_dim);
           if (!goes_on) continue;
           if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
           tile.restore_row(r, saved_row(head, row[r]));
