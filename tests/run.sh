@@ -146,7 +146,7 @@ readonly amx="$avx512 avx512_bf16 amx_tile amx_bf16"
 readonly quick=(-DFOCUS_BUILD_BENCH=OFF -DFOCUS_BUILD_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1)
 
 started=()
-trap 'trap - INT TERM; kill 0' INT TERM # the tiers too
+trap 'kill 0' INT # the tiers too: in the background they do not hear it
 tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
 tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
 tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"

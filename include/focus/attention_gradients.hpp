@@ -383,10 +383,9 @@ class backward_run {
     };
     packed.keys.pack(memory_, part.k, wanted_.dq ? part.k : no_columns(part.k), token_of, exec_);
     if (wanted_.dout) packed.values.pack(memory_, part.v, no_columns(part.v), token_of, exec_);
-    for (index_t round = 0; round < pass.rounds(); ++round) {
+    for (index_t round = 0; round < pass.rounds(); ++round)
       run_round(part, first_head, pass, packed, pass.round(round), token_of,
                 {.first = place.first && round == 0, .last = place.last});
-    }
   }
 
   template <class Pass, class TokenOf>

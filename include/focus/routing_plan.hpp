@@ -57,8 +57,8 @@ enum class plan_layout {
 /// once, for any number of groups a token. Where tokens have several groups, cells are many and
 /// small, and the rows of a tile far apart in time: then the queries are sorted by their first
 /// group, again by their second, and so on, and walk a list of keys in each of these rounds. The
-/// plan depends on masks and options alone: one plan
-/// serves all heads, and any type of Q, K and V. rebuild() reuses the memory of earlier plans.
+/// plan depends on masks and options alone: one plan serves all heads, and any type of Q, K and V.
+/// rebuild() reuses the memory of earlier plans.
 class routing_plan {
  public:
   routing_plan() noexcept = default;

@@ -139,8 +139,8 @@ void for_each_block(const slot_range* limits, index_t rows, index_t slots, index
     f(slot_range{slot, (std::min)(slot + block_keys, all.end)});
 }
 
-/// Scores of slots [base, end), base a multiple of score_step, for all rows: scores[r][slot -
-/// base].
+/// Scores of slots [base, end) for all rows: scores[r][slot - base]. base is a multiple of
+/// score_step.
 template <int Rows, class A>
 void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end, A* scores) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
@@ -197,6 +197,27 @@ struct no_rules {
   [[nodiscard]] bool hides(index_t, index_t) const noexcept { return false; }
 };
 
+/// Which keys a row does not see, by whether their groups and `mask` have any in common.
+enum class hidden_keys { meeting, disjoint };
+
+/// Sets the scores of those of `count` keys to -inf.
+template <hidden_keys Hidden, class A>
+void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
+                    A* scores) noexcept {
+  constexpr int lanes = vec<A>::width;
+  constexpr bool hides_meeting = Hidden == hidden_keys::meeting;
+  const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+  index_t j = 0;
+  for (; j + lanes <= count; j += lanes) {
+    const vec<A> score = vec<A>::load(scores + j);
+    where_disjoint(key_masks + j, mask, hides_meeting ? score : hidden,
+                   hides_meeting ? hidden : score)
+        .store(scores + j);
+  }
+  for (; j < count; ++j)
+    if (((key_masks[j] & mask) != 0) == hides_meeting) scores[j] = minus_infinity<A>();
+}
+
 /// Keys in any of some groups, which each row has of its own, are hidden from it.
 struct excluded_groups {
   const group_mask* excluded;   // of the tile's rows; the last strip's are all there, whether its
@@ -205,17 +226,9 @@ struct excluded_groups {
 
   template <int Rows, class A>
   bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
-    constexpr int lanes = vec<A>::width;
-    const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
-    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
-      const group_mask mask = excluded[first_row + r];
-      index_t j = 0;
-      for (; j + lanes <= count; j += lanes)
-        where_disjoint(key_masks + base + j, mask, vec<A>::load(scores + j), hidden)
-            .store(scores + j);
-      for (; j < count; ++j)
-        if ((key_masks[base + j] & mask) != 0) scores[j] = minus_infinity<A>();
-    }
+    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
+      hide_by_groups<hidden_keys::meeting>(key_masks + base, excluded[first_row + r], count,
+                                           scores);
     return true;
   }
   [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
@@ -258,15 +271,10 @@ struct strangers {
   template <class A>
   void hide_row(group_mask mask, index_t begin, index_t end, index_t base,
                 A* scores) const noexcept {
-    constexpr int lanes = vec<A>::width;
-    const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
-    index_t slot = (std::max)(begin, base);
-    for (; slot + lanes <= end; slot += lanes) {
-      A* s = scores + (slot - base);
-      where_disjoint(key_masks + slot, mask, hidden, vec<A>::load(s)).store(s);
-    }
-    for (; slot < end; ++slot)
-      if ((mask & key_masks[slot]) == 0) scores[slot - base] = minus_infinity<A>();
+    const index_t first = (std::max)(begin, base);
+    if (first >= end) return;
+    hide_by_groups<hidden_keys::disjoint>(key_masks + first, mask, end - first,
+                                          scores + (first - base));
   }
 };
 
