@@ -157,6 +157,24 @@ TEST_CASE("amx: scale and softcap") {
   check<dense>({.score = {.scale = 3.4e38f}, .query_magnitude = 0});
 }
 
+TEST_CASE("amx: huge scores") {
+  // Where the factor is not exact, and a product of it is off by more than the weights can say.
+  for (const double magnitude : {1e2, 1e4, 1e6, 1e10, 1e20})
+    for (const float scale : {0.125f, 0.3f}) {
+      check<dense>({.n_q = 100,
+                    .n_k = 100,
+                    .d = 64,
+                    .pattern = focus::full_causal,
+                    .score = {.scale = scale},
+                    .query_magnitude = magnitude});
+      check<dense>({.n_q = 100,
+                    .n_k = 300,
+                    .pattern = {.window = 20},
+                    .score = {.scale = -scale, .softcap = 30.0f},
+                    .query_magnitude = magnitude});
+    }
+}
+
 TEST_CASE("amx: groupings, in each layout of the plan") {
   for (const grouping groups : all_groupings)
     for (const auto& [group_count, top_k] :

@@ -169,7 +169,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     }
     A rescale[tile_sizes<A>::strip_rows + lanes];
     exponentiate<Rows>(full, scores, count, rescale);
-    exponentiate<Rows>(gated, gated_scores, count, rescale, factors);
+    exponentiate<Rows>(gated, gated_scores, count, rescale, A{1}, factors);
   }
 };
 

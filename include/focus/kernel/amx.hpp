@@ -78,18 +78,25 @@ struct operand_scope<bfloat16> {
   operand_scope& operator=(const operand_scope&) = delete;
 };
 
-/// Queries keep their own bits, so scores are multiplied.
+FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor) {
+  const vec<float> x = vec<float>::broadcast(factor);
+  for (index_t j = 0; j < count; j += vec<float>::width)
+    (vec<float>::load(row + j) * x).store(row + j);
+}
+
+/// Queries keep their own bits, so scores are multiplied: as a rule where their maximum is taken
+/// off, for nothing.
 template <>
 struct score_factor<bfloat16> {
   float factor = 1;
 
   void set(float x) noexcept { factor = x; }
   template <int Rows>
-  void apply(float* scores, index_t count) const noexcept {
-    const vec<float> x = vec<float>::broadcast(factor);
+  float apply(float* scores, index_t count, bool capped) const noexcept {
+    if (factor > 0 && !capped) return factor;
     for (int r = 0; r < Rows; ++r, scores += tile_sizes<bfloat16>::score_stride)
-      for (index_t j = 0; j < count; j += vec<float>::width)
-        (vec<float>::load(scores + j) * x).store(scores + j);
+      multiply_row(scores, count, factor);
+    return 1;
   }
 };
 
@@ -227,31 +234,48 @@ void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index
 
 // ---------------------------------------------------------------- P V
 
-/// Rounds the weights of `count` slots to bfloat16, in place, and brings what is summed up with
-/// them to the new maximum: acc, and the sum of the weights as rounded. That sum divides the
-/// output: it then is a mean of values, exact where they are all the same. The logsumexp is that of
-/// the weights before.
-template <int Rows>
-void round_weights(const strip_state<bfloat16>& strip, index_t count, float* weights,
-                   const float* rescale) {
+/// The weights of a row, of whole panels of slots, rounded to bfloat16. Their sum as rounded
+/// divides the output: it then is a mean of values, exact where they are all the same. The
+/// logsumexp is that of the weights before.
+FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
+                                   float factor, index_t count, float* row, float rescale) {
   using sizes = tile_sizes<bfloat16>;
   constexpr int lanes = vec<float>::width, panel = sizes::panel;
-  for (int r = 0; r < Rows; ++r, weights += sizes::score_stride) {
-    vec<float> total = vec<float>::zero(), total_of_odd = vec<float>::zero();
-    for (index_t j = 0; j < count; j += panel) {
-      const auto pairs = reinterpret_cast<__m512i>(
-          _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + j + lanes), _mm512_loadu_ps(weights + j)));
-      _mm512_storeu_si512(weights + j, pairs);
-      total = total + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
-      const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-      total_of_odd = total_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper))};
-    }
-    float& sum = strip.sum[sizes::padded_rows + r];
-    sum = sum * rescale[r] + reduce_add(total + total_of_odd);
+  // Scores that are multiplied and measured in one step keep what the maximum has lost to rounding.
+  // Of huge scores that would be more than a weight can say: they are rounded, too.
+  constexpr float huge = 4096;
+  if (!(shift > -huge && shift < huge) && factor != 1) {
+    multiply_row(row, count, factor);
+    factor = 1;
+  }
+  const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
+  const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
+             rounded_of_odd = total;
+  for (index_t j = 0; j < count; j += panel) {
+    const vec<float> even = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
+    const vec<float> odd = exp2<float>(fma(vec<float>::load(row + j + lanes), scale, offset));
+    const auto pairs = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
+    _mm512_storeu_si512(row + j, pairs);
+    total = total + even;
+    total_of_odd = total_of_odd + odd;
+    rounded = rounded + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    rounded_of_odd =
+        rounded_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half))};
+  }
+  float& norm = strip.sum[sizes::padded_rows + r];
+  strip.sum[r] = strip.sum[r] * rescale + reduce_add(total + total_of_odd);
+  norm = norm * rescale + reduce_add(rounded + rounded_of_odd);
+}
+
+/// Brings what is summed up to the new maximum: acc[r] = rescale[r] * acc[r].
+template <int Rows>
+void rescale_sums(const strip_state<bfloat16>& strip, const float* rescale) {
+  for (int r = 0; r < Rows; ++r) {
     if (rescale[r] == 1) continue;
     const vec<float> factor = vec<float>::broadcast(rescale[r]);
     float* acc = strip.acc + r * strip.acc_stride;
-    for (index_t c = 0; c < strip.acc_stride; c += lanes)
+    for (index_t c = 0; c < strip.acc_stride; c += vec<float>::width)
       (vec<float>::load(acc + c) * factor).store(acc + c);
   }
 }
@@ -293,14 +317,14 @@ FOCUS_NOINLINE void accumulate_panel(const float* weights, const bfloat16* value
   order_tile_memory();
 }
 
-/// acc = rescale * acc + weights * values over whole panels of slots; the weights are rounded.
+/// acc = rescale * acc + weights * values over whole panels of slots.
 template <int Rows>
 void accumulate_values(const strip_state<bfloat16>& strip, const packed_keys<bfloat16>& keys,
                        slot_range taken, float* weights, const float* rescale) {
   using sizes = tile_sizes<bfloat16>;
   constexpr int tile = sizes::tile, panel = sizes::panel;
   const index_t count = taken.end - taken.begin;
-  round_weights<Rows>(strip, count, weights, rescale);
+  rescale_sums<Rows>(strip, rescale);
   for (index_t p = 0; p < keys.value_panels(); ++p) {
     const bfloat16* values = keys.value_panel(p, taken.begin);
     float* acc = strip.acc + p * panel;
@@ -322,7 +346,7 @@ FOCUS_NOINLINE void accumulate_seen_values(const strip_state<bfloat16>& strip,
   const auto finite = [](bfloat16 x) {
     return (x.bits & 0x7f80u) != 0x7f80u;
   };
-  round_weights<Rows>(strip, taken.end - taken.begin, weights, rescale);
+  rescale_sums<Rows>(strip, rescale);
 
   alignas(64) bfloat16 products[static_cast<std::size_t>(tile_size)];
   for (index_t column = 0; column < keys.value_dim; column += tile)

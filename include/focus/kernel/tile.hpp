@@ -86,12 +86,17 @@ FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t 
 }
 
 /// What q . k is still to be multiplied by before it is a score in units of log2 (or, where scores
-/// are capped, the argument of tanh): nothing, since the packed queries hold the factor.
+/// are capped, the argument of tanh): 1, since the packed queries hold the factor.
 template <class E>
 struct score_factor {
-  void set(accumulator_t<E>) noexcept {}
+  using A = accumulator_t<E>;
+  void set(A) noexcept {}
+  /// Multiplies, or leaves it to weigh_row; returns what is left to be multiplied by, which is
+  /// above 0: the largest product is then the largest score. capped: nothing may be left.
   template <int Rows>
-  void apply(accumulator_t<E>*, index_t) const noexcept {}
+  A apply(A*, index_t, [[maybe_unused]] bool capped) const noexcept {
+    return 1;
+  }
 };
 
 /// What a thread holds while it multiplies operands of type E: nothing.
@@ -278,15 +283,15 @@ struct strangers {
   }
 };
 
-/// Turns a row of scores into weights 2^(s - shift) (times their factors, if any) in place; returns
+/// Turns a row of scores into weights 2^(s - shift) (times their gates, if any) in place; returns
 /// their sum. Two vectors at a time: the exponentials of both overlap.
-template <class A, class... Factors>
-FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Factors*... factors) {
+template <class A, class... Gates>
+FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Gates*... gates) {
   constexpr int lanes = vec<A>::width;
   const vec<A> offset = vec<A>::broadcast(shift);
   const auto weigh = [&](index_t j) FOCUS_LAMBDA_INLINE {
     vec<A> weight = exp2<A>(vec<A>::load(row + j) - offset);
-    ((weight = weight * vec<A>::load(factors + j)), ...);
+    ((weight = weight * vec<A>::load(gates + j)), ...);
     weight.store(row + j);
     return weight;
   };
@@ -301,13 +306,23 @@ FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Fac
   return reduce_add(total + total_of_odd);
 }
 
+/// Turns the scores of row r of a strip into weights and adds them to its sums, in units of the
+/// maximum that `shift` is. No part of the factor of these operands is left.
+template <class E>
+FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<E>& strip, int r, accumulator_t<E> shift,
+                                   accumulator_t<E>, index_t count, accumulator_t<E>* row,
+                                   accumulator_t<E> rescale) {
+  strip.sum[r] = strip.sum[r] * rescale + exponentiate_row(shift, count, row);
+}
+
 /// Turns scores into weights 2^(s - top) in place, after raising top to their maximum; rescale[r]
 /// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
-/// and weights of 0. factors: [rows][score_stride] or null; each weight is multiplied by its
-/// factor.
+/// and weights of 0. factor: what score_factor left to do. gates: [rows][score_stride] or null;
+/// each weight is multiplied by its gate.
 template <int Rows, class E>
 void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t count,
-                  accumulator_t<E>* rescale, const accumulator_t<E>* factors = nullptr) {
+                  accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
+                  const accumulator_t<E>* gates = nullptr) {
   using A = accumulator_t<E>;
   constexpr int lanes = vec<A>::width;
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
@@ -321,7 +336,7 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
       even = maximum(even, vec<A>::load(row + j + lanes));
     }
     if (j < count) odd = maximum(odd, vec<A>::load(row + j));
-    const A block_top = reduce_max(maximum(even, odd));
+    const A block_top = reduce_max(maximum(even, odd)) * factor;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
     shift[r] = is_minus_infinity(top) ? A{0} : top;
@@ -331,10 +346,11 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   for (int r = 0; r < padded_rows; r += lanes) exp2<A>(vec<A>::load(drop + r)).store(rescale + r);
   for (int r = 0; r < Rows; ++r) {
     const index_t at = r * tile_sizes<A>::score_stride;
-    const A total = factors == nullptr
-                        ? exponentiate_row(shift[r], count, scores + at)
-                        : exponentiate_row(shift[r], count, scores + at, factors + at);
-    strip.sum[r] = strip.sum[r] * rescale[r] + total;
+    if (gates == nullptr)
+      weigh_row(strip, r, shift[r], factor, count, scores + at, rescale[r]);
+    else
+      strip.sum[r] =
+          strip.sum[r] * rescale[r] + exponentiate_row(shift[r], count, scores + at, gates + at);
   }
 }
 
@@ -402,12 +418,12 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
   const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};
 
   score_slots<Rows>(strip.query, keys, base, seen.end, scores);
-  strip.factor.template apply<Rows>(scores, count);
+  const A factor = strip.factor.template apply<Rows>(scores, count, softcap > 0);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
   bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores);
   partial |= rules.template hide<Rows>(first_row, base, seen.end - base, scores);
   A rescale[tile_sizes<E>::strip_rows + lanes];
-  exponentiate<Rows>(strip, scores, count, rescale);
+  exponentiate<Rows>(strip, scores, count, rescale, factor);
 
   A* weights = scores + (taken.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {
