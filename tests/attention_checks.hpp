@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -208,7 +209,9 @@ void check_refusals() {
   using view = focus::tensor_view<float, 3>;
   using matrix = focus::matrix_view<float>;
 
-  const auto refuse = [&](const char* argument, auto&& change) {
+  // One type for all changes: what calls them is compiled once.
+  using change_of = std::function<void(call_inputs<float>&, view&, matrix&)>;
+  const auto refuse = [&](const char* argument, const change_of& change) {
     call_inputs<float> in = p.inputs();
     view out = a.out.view();
     matrix lse = a.lse.view();

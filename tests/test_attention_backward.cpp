@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -212,7 +213,7 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
     focus::pattern_options pattern = focus::full_causal;
     focus::score_options score = {};
   };
-  const auto refuse = [&](const char* name, auto&& change) {
+  const auto refuse = [&](const char* name, const std::function<void(arguments&)>& change) {
     arguments a{p.q.view(),   p.k.view(),  p.v.view(),  p.out.view(), p.dout.view(),
                 p.lse.view(), g.dq.view(), g.dk.view(), g.dv.view()};
     change(a);

@@ -1,6 +1,7 @@
 // Focus attention with the soft gate, both kinds, against the textbook.
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -347,7 +348,8 @@ TEST_CASE("soft_gate: bad arguments") {
   std::vector<float> spare(200, 7.0f);
   using view = focus::tensor_view<float, 3>;
   using matrix = focus::matrix_view<float>;
-  const auto refuse = [&](const char* argument, auto&& change) {
+  using change_of = std::function<void(call_inputs<float>&, view&, matrix&)>;
+  const auto refuse = [&](const char* argument, const change_of& change) {
     call_inputs<float> in = p.inputs();
     view out = a.out.view();
     matrix lse = a.lse.view();

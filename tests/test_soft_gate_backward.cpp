@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -258,7 +259,12 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
   const call_inputs<float> in = p.inputs();
   using matrix = focus::matrix_view<float>;
   std::vector<float> spare(400, 7.0f);
-  const auto refuse = [&](const char* name, auto&& change) {
+  using in_matrix = focus::matrix_view<const float>&;
+  using out_matrix = matrix&;
+  using options = focus::gate_options&;
+  using change_of =
+      std::function<void(in_matrix, in_matrix, in_matrix, out_matrix, out_matrix, options)>;
+  const auto refuse = [&](const char* name, const change_of& change) {
     focus::matrix_view<const float> g_q = in.query_assignment, g_k = in.key_assignment;
     focus::matrix_view<const float> dlse = p.dlse.view();
     matrix dg_q = g.dquery.view(), dg_k = g.dkey.view();
@@ -272,9 +278,6 @@ TEST_CASE("soft_gate_attention_backward: bad arguments are refused by name, with
     CHECK(g.untouched());
     CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
   };
-  using in_matrix = focus::matrix_view<const float>&;
-  using out_matrix = matrix&;
-  using options = focus::gate_options&;
   refuse("query_assignment",
          [&](in_matrix g_q, in_matrix, in_matrix, out_matrix, out_matrix, options) {
            g_q = matrix(spare.data(), {6, 3});
