@@ -114,9 +114,10 @@ TEST_CASE("routing_plan: in lists, each query is once in each of its groups and 
   for (const grouping groups : {grouping::drawn, grouping::scattered})
     for (const bool separate : {true, false})
       for (const int top_k : {2, 3}) {
+        // So many tokens that lists pay with the tiles of any instruction set.
         const attention_case c{.heads = 1,
-                               .n_q = 900,
-                               .n_k = 900,
+                               .n_q = 2400,
+                               .n_k = 2400,
                                .d = 1,
                                .d_v = 1,
                                .pattern = {.window = 5, .sink_tokens = 3},
