@@ -114,10 +114,11 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     const packed_keys<A> key_gates = this->packer.head(site.memory, 0);
     gated.attend_strips(
         site.keys, [&](auto strip, const strip_state<A>& state, index_t first, slot_range block) {
+          strip_state<A> all = full.state_of(first);
+          all.limit = state.limit;
           sum_block<strip()>(
-              state, full.state_of(first), site.keys, block,
-              query_gates + first * tile_sizes<A>::depth_chunk, key_gates,
-              [&](index_t r) { return row(first + r); }, gated.scores(), full.scores(),
+              state, all, site.keys, block, query_gates + first * tile_sizes<A>::depth_chunk,
+              key_gates, [&](index_t r) { return row(first + r); }, gated.scores(), full.scores(),
               products.products(site.memory, site.worker));
         });
 
@@ -168,8 +169,8 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
       split_gates(count, factors + r * stride, gated_scores + r * stride);
     }
     A rescale[tile_sizes<A>::strip_rows + lanes];
-    exponentiate<Rows>(full, scores, count, rescale);
-    exponentiate<Rows>(gated, gated_scores, count, rescale, A{1}, factors);
+    exponentiate<Rows>(full, scores, base, count, rescale);
+    exponentiate<Rows>(gated, gated_scores, base, count, rescale, A{1}, factors);
   }
 };
 

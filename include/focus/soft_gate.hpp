@@ -182,7 +182,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   }
   const bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores) || by_weight;
   A rescale[tile_sizes<A>::strip_rows + lanes];
-  exponentiate<Rows>(strip, scores, count, rescale, A{1}, by_weight ? gates : nullptr);
+  exponentiate<Rows>(strip, scores, base, count, rescale, A{1}, by_weight ? gates : nullptr);
 
   const A* weights = scores + (seen.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {

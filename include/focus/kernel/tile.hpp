@@ -315,28 +315,48 @@ FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<E>& strip, int r, accumulat
   strip.sum[r] = strip.sum[r] * rescale + exponentiate_row(shift, count, row);
 }
 
-/// Turns scores into weights 2^(s - top) in place, after raising top to their maximum; rescale[r]
-/// is the factor that the sums so far need for it. A row that has seen only -inf keeps top at -inf
-/// and weights of 0. factor: what score_factor left to do. gates: [rows][score_stride] or null;
-/// each weight is multiplied by its gate.
+/// The largest of `count` scores, whole vectors of them; -inf of none.
+template <class A>
+FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
+  constexpr int lanes = vec<A>::width;
+  if (count == 0) return minus_infinity<A>();
+  vec<A> even = vec<A>::load(row), odd = even;
+  index_t j = lanes;
+  for (; j + lanes < count; j += 2 * lanes) {
+    odd = maximum(odd, vec<A>::load(row + j));
+    even = maximum(even, vec<A>::load(row + j + lanes));
+  }
+  if (j < count) odd = maximum(odd, vec<A>::load(row + j));
+  return reduce_max(maximum(even, odd));
+}
+
+/// Turns the scores of slots [base, base + count) into weights 2^(s - top) in place, after raising
+/// top to their maximum; rescale[r] is the factor that the sums so far need for it. Outside a row's
+/// limits weights are 0, and scores are -inf or, beyond the vectors that its limits reach,
+/// anything. A row that has seen only -inf keeps top at -inf and weights of 0. factor: what
+/// score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
+/// gate.
 template <int Rows, class E>
-void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t count,
-                  accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
+void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,
+                  index_t count, accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
                   const accumulator_t<E>* gates = nullptr) {
   using A = accumulator_t<E>;
-  constexpr int lanes = vec<A>::width;
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  constexpr index_t step = (std::max)(lanes, tile_sizes<E>::slot_step);
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
   A shift[padded_rows] = {}, drop[padded_rows] = {};
+  // What each row goes through, from base on.
+  constexpr bool cut = tile_sizes<E>::rows_apart;
+  slot_range own[Rows];
   for (int r = 0; r < Rows; ++r) {
-    const A* row = scores + r * tile_sizes<A>::score_stride;
-    vec<A> even = vec<A>::load(row), odd = even;
-    index_t j = lanes;
-    for (; j + lanes < count; j += 2 * lanes) {
-      odd = maximum(odd, vec<A>::load(row + j));
-      even = maximum(even, vec<A>::load(row + j + lanes));
+    own[r] = {0, count};
+    if constexpr (cut) {
+      const index_t begin = std::clamp<index_t>(strip.limit[r].begin - base, 0, count);
+      const index_t end = std::clamp(strip.limit[r].end - base, begin, count);
+      own[r] = begin < end ? slot_range{begin / step * step, round_up(end, step)} : slot_range{};
     }
-    if (j < count) odd = maximum(odd, vec<A>::load(row + j));
-    const A block_top = reduce_max(maximum(even, odd)) * factor;
+    const A block_top =
+        highest_score(scores + r * stride + own[r].begin, own[r].end - own[r].begin) * factor;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
     shift[r] = is_minus_infinity(top) ? A{0} : top;
@@ -345,12 +365,17 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   }
   for (int r = 0; r < padded_rows; r += lanes) exp2<A>(vec<A>::load(drop + r)).store(rescale + r);
   for (int r = 0; r < Rows; ++r) {
-    const index_t at = r * tile_sizes<A>::score_stride;
+    A* const row = scores + r * stride;
+    const index_t begin = own[r].begin, size = own[r].end - begin;
+    if constexpr (cut) {
+      fill(row, row + begin, A{0});
+      fill(row + own[r].end, row + count, A{0});
+    }
     if (gates == nullptr)
-      weigh_row(strip, r, shift[r], factor, count, scores + at, rescale[r]);
+      weigh_row(strip, r, shift[r], factor, size, row + begin, rescale[r]);
     else
-      strip.sum[r] =
-          strip.sum[r] * rescale[r] + exponentiate_row(shift[r], count, scores + at, gates + at);
+      strip.sum[r] = strip.sum[r] * rescale[r] +
+                     exponentiate_row(shift[r], size, row + begin, gates + r * stride + begin);
   }
 }
 
@@ -423,7 +448,7 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
   bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores);
   partial |= rules.template hide<Rows>(first_row, base, seen.end - base, scores);
   A rescale[tile_sizes<E>::strip_rows + lanes];
-  exponentiate<Rows>(strip, scores, count, rescale, factor);
+  exponentiate<Rows>(strip, scores, base, count, rescale, factor);
 
   A* weights = scores + (taken.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {

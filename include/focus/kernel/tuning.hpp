@@ -50,10 +50,10 @@ struct tile_sizes {
   /// Row stride of a strip's scores: one panel more, since a block may begin within a panel, and
   /// odd multiples of a cache line keep the rows in different cache sets.
   static constexpr int score_stride = block_keys + 2 * panel;
-  /// Query rows in a task: enough for a block of K and V, once in L2, to be used again and again;
-  /// few enough for the tile's own accumulators and packed queries (2 x tile_rows x d x sizeof(A):
-  /// 48 KiB at d = 64) to stay beside it.
-  static constexpr int tile_rows = 96 / strip_rows * strip_rows;
+  /// Query rows in a task, whole strips of them (98 with AVX-512): enough for a block of K and V,
+  /// once in L2, to be used again and again; few enough for the tile's own accumulators and packed
+  /// queries (2 x tile_rows x d x sizeof(A): 48 KiB at d = 64) to stay beside it.
+  static constexpr int tile_rows = (96 + strip_rows - 1) / strip_rows * strip_rows;
   /// Rows for which a tile has room: its last strip may be filled up with rows that do not exist.
   static constexpr int padded_rows = tile_rows + strip_rows;
   /// Elements of a packed query row side by side. A strip's rows lie that far apart, a distance
@@ -69,6 +69,10 @@ struct tile_sizes {
   static constexpr int slot_step = 1;
   /// Running sums of the weights that a row keeps.
   static constexpr int row_sums = 1;
+  /// Whether each row of a strip makes weights of its own slots alone, and not of all that the
+  /// strip sees. With few rows in a strip these are nearly the same: looking for them costs more
+  /// (2% of a window of 128 with 6 rows).
+  static constexpr bool rows_apart = false;
 };
 
 #if FOCUS_HAS_AMX
@@ -99,15 +103,19 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   /// Weights are rounded to bfloat16 for P V. The sum of them as they were gives the logsumexp;
   /// that of them as they are multiplied, padded_rows behind it, divides the output.
   static constexpr int row_sums = 2;
+  /// Of 32 rows and a window of 128 slots, a strip sees up to 192 slots, a row 160; and
+  /// exponentials are most of the work.
+  static constexpr bool rows_apart = true;
 };
 #endif
 
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
 inline constexpr index_t widest_panel = tile_sizes<float>::panel;
 static_assert(widest_panel % tile_sizes<double>::panel == 0);
-/// Query rows of a plan's tiles: what a tile of any type has room for.
-inline constexpr index_t plan_tile_rows = tile_sizes<double>::tile_rows;
-static_assert(plan_tile_rows == tile_sizes<float>::tile_rows);
+/// Query rows of a plan's tiles: what a tile of any type has room for, and whole strips of most.
+inline constexpr index_t plan_tile_rows = 96;
+static_assert(plan_tile_rows <= tile_sizes<float>::tile_rows);
+static_assert(plan_tile_rows <= tile_sizes<double>::tile_rows);
 
 }  // namespace detail
 }  // namespace focus::inline FOCUS_ABI
