@@ -154,9 +154,12 @@ tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_
 cpu_has $amx || tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests "kernel|amx"
 tier "GCC, NEON under qemu" neon "$any" focus_kernel_tests kernel "${quick[@]}"
 tier "GCC, plain C++" generic "$any" focus_kernel_tests kernel "${quick[@]}"
-tier "GCC, AVX-512" avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
-tier "Clang, AVX-512" clang-avx512 "$avx512" focus_unit_tests unit "${quick[@]}"
+# With AVX-512 all unit tests run once: in the tier that has the most of it.
+# shellcheck disable=SC2086
+if cpu_has $amx; then avx512_tests=(focus_kernel_tests kernel); else avx512_tests=(focus_unit_tests unit); fi
 tier "GCC, AMX" amx "$amx" focus_unit_tests unit "${quick[@]}"
+tier "GCC, AVX-512" avx512 "$avx512" "${avx512_tests[@]}" "${quick[@]}"
+tier "Clang, AVX-512" clang-avx512 "$avx512" focus_kernel_tests kernel "${quick[@]}"
 tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
 wait
 
