@@ -121,6 +121,10 @@ inline __m512 widen_float16(__m256i v) {
 
 }  // namespace focus_test::avx512
 
+#undef _mm512_add_round_ps
+#define _mm512_add_round_ps(a, b, rounding) (static_cast<void>(rounding), _mm512_add_ps(a, b))
+#undef _mm512_sub_round_ps
+#define _mm512_sub_round_ps(a, b, rounding) (static_cast<void>(rounding), _mm512_sub_ps(a, b))
 // SIMDe has these two, but flushes subnormal numbers, which the processor does not.
 #undef _mm512_maskz_scalef_ps
 #define _mm512_maskz_scalef_ps(mask, a, b) focus_test::avx512::scalef<float, 16>(mask, a, b)

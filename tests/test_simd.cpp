@@ -61,8 +61,11 @@ constexpr bool can_measure =
     std::numeric_limits<wide<A>>::digits >= std::numeric_limits<A>::digits + 8;
 
 /// What is promised of exp2. Without a fused multiply-add products are rounded before they are
-/// added.
-constexpr double exp2_ulps = FOCUS_HAS_FMA ? 1.01 : 1.3;
+/// added; a power that is looked up was rounded, too.
+template <class A>
+constexpr double exp2_ulps = !FOCUS_HAS_FMA                                           ? 1.3
+                             : sizeof(A) == 4 && (FOCUS_HAS_AVX2 || FOCUS_HAS_AVX512) ? 1.2
+                                                                                      : 1.01;
 
 /// The error of `got` in units in the last place of the truth.
 template <class A>
@@ -286,7 +289,7 @@ TEST_CASE("exp2, sigmoid, tanh: errors in units in the last place") {
       for (const auto [low, high] : {row{-1, 0}, row{-10, 0}, row{lowest, 0}, row{0, 1},
                                      row{0, highest}, row{lowest, highest}}) {
         INFO("exp2 from " << low << " to " << high);
-        CHECK(largest_ulp_error<A>(exp2, true_exp2, low, high, samples) <= exp2_ulps);
+        CHECK(largest_ulp_error<A>(exp2, true_exp2, low, high, samples) <= exp2_ulps<A>);
       }
       const auto sigmoid = [](vec<A> x) {
         return focus::detail::sigmoid<A>(x);
@@ -331,7 +334,7 @@ TEST_CASE("exp2: floats all over the last two octaves of the exponent's range") 
     for (std::size_t l = 0; l < x.size(); ++l)
       if (!(y[l] > 0.2499f && y[l] < 0.7072f)) FAIL("2^" << x[l] << " = " << y[l]);
   }
-  CHECK(largest <= exp2_ulps);
+  CHECK(largest <= exp2_ulps<float>);
 }
 
 TEST_CASE("exp2: exact at whole numbers, 0 where it cannot be normal, NaN stays") {

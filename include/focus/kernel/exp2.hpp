@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "focus/config.hpp"
+#include "focus/kernel/eighths.hpp"
 #include "focus/kernel/simd.hpp"
 
 namespace focus::inline FOCUS_ABI {
@@ -30,6 +31,10 @@ inline constexpr std::array<double, 12> exp2_coefficients<double> = {
     0x1.5d87fe78a130ep-10, 0x1.430912f859936p-13, 0x1.ffcbfc7ac320ap-17, 0x1.62c0229a68191p-20,
     0x1.b524d0eb0169cp-24, 0x1.e4cd9d7852d36p-28, 0x1.ea142219959c2p-32, 0x1.c6d9a468d55afp-36};
 
+/// The same for |f| <= 1/16, in float: those near the minimax polynomial whose result is off the
+/// least, all roundings counted.
+inline constexpr float exp2_small_coefficients[] = {0x1.62e42ep-1f, 0x1.ec0b86p-3f, 0x1.c6d0b6p-5f};
+
 /// The least x whose 2^x is a normal number.
 template <class A>
 inline constexpr A exp2_lowest = sizeof(A) == 4 ? A(-126) : A(-1022);
@@ -48,16 +53,25 @@ FOCUS_ALWAYS_INLINE vec<A> exp2_fraction(vec<A> f) noexcept {
   return p;
 }
 
-/// 2^x for x <= exp2_highest: within 1 ULP where there is FMA, down to exp2_lowest; below it off by
-/// less than the least normal number, and exactly 0 from exp2_lowest - 1 down (so at -inf). Exactly
-/// 1 at 0; NaN stays NaN.
+/// 2^x for x <= exp2_highest: within 1 ULP where there is FMA (1.2 where a power is looked up),
+/// down to exp2_lowest; below it off by less than the least normal number, and exactly 0 from
+/// exp2_lowest - 1 down (so at -inf). Exactly 1 at 0; NaN stays NaN.
 template <class A>
 FOCUS_ALWAYS_INLINE vec<A> exp2(vec<A> x) noexcept {
   const vec<A> clamped = maximum(vec<A>::broadcast(exp2_lowest<A> - 1), x);
-  const vec<A> n = round(clamped);
-  const vec<A> f = clamped - n;
-  const vec<A> p = fma(exp2_fraction<A>(f), f, vec<A>::broadcast(A{1}));
-  return scale_by_power(p, n);
+  if constexpr (requires { nearest_eighth(clamped); }) {  // x = n / 8 + f, |f| <= 1/16
+    const auto [rounded, power] = nearest_eighth(clamped);
+    const vec<A> f = clamped - rounded;
+    const auto& c = exp2_small_coefficients;
+    vec<A> p = fma(vec<A>::broadcast(c[2]), f, vec<A>::broadcast(c[1]));
+    p = fma(p, f, vec<A>::broadcast(c[0]));
+    return fma(f * p, power, power);
+  } else {  // x = n + f, |f| <= 1/2
+    const vec<A> n = round(clamped);
+    const vec<A> f = clamped - n;
+    const vec<A> p = fma(exp2_fraction<A>(f), f, vec<A>::broadcast(A{1}));
+    return scale_by_power(p, n);
+  }
 }
 
 /// 1 / (1 + e^-x).

@@ -6,6 +6,8 @@
 //   round(x)                  to the nearest integer
 //   scale_by_power(x, n)      x * 2^n for integers n that keep x normal; 0 for x = 1 and the
 //                             greatest n that does not
+//   nearest_eighth(x)         n / 8 next to x, |x| <= 127, and 2^(n / 8): only of floats, and only
+//                             where a lookup is fast
 //   exponent(x), mantissa(x)  e and m with x = m * 2^e, 1 <= |m| < 2, for normal x
 //   where_zero(x, a, b)       a where x is 0, else b
 //   where_disjoint(sets, with, a, b)  a where sets[lane] & with is 0, else b; sets are 64-bit masks

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "focus/config.hpp"
+#include "focus/kernel/eighths.hpp"
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
@@ -104,6 +105,24 @@ inline avx2_float scale_by_power(avx2_float x, avx2_float n) noexcept {
 inline avx2_double scale_by_power(avx2_double x, avx2_double n) noexcept {
   const __m256i shifted = _mm256_slli_epi64(_mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(n.v)), 52);
   return {_mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(x.v), shifted))};
+}
+
+inline power_of_eighth<avx2_float> nearest_eighth(avx2_float x) noexcept {
+  const __m256 offset = _mm256_set1_ps(eighths_offset);
+  // What -fassociative-math would do to these sums is prevented.
+  __m256 count = _mm256_add_ps(x.v, offset);
+#if defined(__GNUC__) || defined(__clang__)
+  asm("" : "+x"(count));
+#endif
+  __m256 rounded = _mm256_sub_ps(count, offset);
+#if defined(__GNUC__) || defined(__clang__)
+  asm("" : "+x"(rounded));
+#endif
+  const __m256i bits = _mm256_castps_si256(count);
+  const __m256i table = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(powers_of_eighths));
+  const __m256i power =
+      _mm256_add_epi32(_mm256_permutevar8x32_epi32(table, bits), _mm256_slli_epi32(bits, 20));
+  return {{rounded}, {_mm256_castsi256_ps(power)}};
 }
 
 inline avx2_float exponent(avx2_float x) noexcept {

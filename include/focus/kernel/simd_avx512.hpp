@@ -14,6 +14,7 @@
 #endif
 
 #include "focus/config.hpp"
+#include "focus/kernel/eighths.hpp"
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
@@ -113,6 +114,19 @@ inline avx512_float scale_by_power(avx512_float x, avx512_float n) noexcept {
 inline avx512_double scale_by_power(avx512_double x, avx512_double n) noexcept {
   const __mmask8 normal = _mm512_cmp_pd_mask(n.v, _mm512_set1_pd(-1023), _CMP_NLE_UQ);
   return {_mm512_maskz_scalef_pd(normal, x.v, n.v)};
+}
+
+inline power_of_eighth<avx512_float> nearest_eighth(avx512_float x) noexcept {
+  // To the compiler no sums that -fassociative-math lets it change.
+  constexpr int to_nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const __m512 offset = _mm512_set1_ps(eighths_offset);
+  const __m512 count = _mm512_add_round_ps(x.v, offset, to_nearest);
+  const __m512 rounded = _mm512_sub_round_ps(count, offset, to_nearest);
+  const __m512i bits = _mm512_castps_si512(count);
+  const __m512i power =
+      _mm512_add_epi32(_mm512_permutexvar_epi32(bits, _mm512_loadu_si512(powers_of_eighths)),
+                       _mm512_slli_epi32(bits, 20));
+  return {{rounded}, {_mm512_castsi512_ps(power)}};
 }
 
 inline avx512_float exponent(avx512_float x) noexcept {
