@@ -24,6 +24,8 @@ ENGINE_TAKES_ANYTHING(load_widened)
 ENGINE_TAKES_ANYTHING(load_widened_partial)
 ENGINE_TAKES_ANYTHING(load_widened_up_to)
 ENGINE_TAKES_ANYTHING(store_narrowed)
+ENGINE_TAKES_ANYTHING(load_bfloat16)
+ENGINE_TAKES_ANYTHING(load_float16)
 ENGINE_TAKES_ANYTHING(dot)
 ENGINE_TAKES_ANYTHING(dot_rows)
 ENGINE_TAKES_ANYTHING(write_scaled)
@@ -93,6 +95,7 @@ struct executor {
 template <>
 struct focus::scalar_traits<engine::half_precision> {
   using accumulator = float;
+  static constexpr focus::storage_format format = focus::storage_format::bfloat16;
   static float to_accumulator(engine::half_precision x) {
     return focus::scalar_traits<focus::bfloat16>::to_accumulator({x.bits});
   }

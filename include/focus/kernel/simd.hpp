@@ -51,6 +51,11 @@ template <class A>
 using vec = generic_vector<A>;
 #endif
 
+// What the layer in use may lack: a function of somebody else's is not meant by these names.
+void load_bfloat16() = delete;
+void load_float16() = delete;
+void nearest_eighth() = delete;
+
 /// std::fill and std::copy on plain data, in this namespace: the standard's would be shared between
 /// translation units compiled for different instruction sets, and the linker may keep the one that
 /// another processor cannot run.
@@ -68,16 +73,17 @@ FOCUS_ALWAYS_INLINE void copy(const T* first, const T* last, T* to) noexcept {
 template <class T, class A = accumulator_t<T>>
 FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
   constexpr storage_format format = format_of<T>();
+  [[maybe_unused]] const void* const bits = p;
   if constexpr (std::is_same_v<T, A>) {
     return vec<A>::load(p);
   } else if constexpr (format == storage_format::bfloat16 &&
-                       requires { load_bfloat16(p, static_cast<vec<A>*>(nullptr)); }) {
+                       requires { load_bfloat16(bits, static_cast<vec<A>*>(nullptr)); }) {
     static_assert(sizeof(T) == 2, "focus: a storage type of format bfloat16 must be 2 bytes.");
-    return load_bfloat16(p, static_cast<vec<A>*>(nullptr));
+    return load_bfloat16(bits, static_cast<vec<A>*>(nullptr));
   } else if constexpr (format == storage_format::float16 &&
-                       requires { load_float16(p, static_cast<vec<A>*>(nullptr)); }) {
+                       requires { load_float16(bits, static_cast<vec<A>*>(nullptr)); }) {
     static_assert(sizeof(T) == 2, "focus: a storage type of format float16 must be 2 bytes.");
-    return load_float16(p, static_cast<vec<A>*>(nullptr));
+    return load_float16(bits, static_cast<vec<A>*>(nullptr));
   } else {
     A lane[static_cast<std::size_t>(vec<A>::width)];
     for (int l = 0; l < vec<A>::width; ++l) lane[l] = detail::widen(p[l]);
