@@ -121,6 +121,7 @@ inline __m512 widen_float16(__m256i v) {
 
 }  // namespace focus_test::avx512
 
+// SIMDe lacks these; nobody here has set another rounding mode than theirs.
 #undef _mm512_add_round_ps
 #define _mm512_add_round_ps(a, b, rounding) (static_cast<void>(rounding), _mm512_add_ps(a, b))
 #undef _mm512_sub_round_ps

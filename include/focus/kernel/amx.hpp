@@ -78,6 +78,7 @@ struct operand_scope<bfloat16> {
   operand_scope& operator=(const operand_scope&) = delete;
 };
 
+/// Multiplies `count` scores, whole vectors of them, in place.
 FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor) {
   const vec<float> x = vec<float>::broadcast(factor);
   for (index_t j = 0; j < count; j += vec<float>::width)

@@ -18,24 +18,16 @@ struct power_of_eighth {
 /// to n / 8, and the last bits are those of the integer n.
 inline constexpr float eighths_offset = 0x1.8p20f;
 
-/// 2^(i / 8), i = 0 ... 7, twice. n << 20 adds whole powers to the exponent field, and what is left
-/// of n, its last three bits, to the mantissa: that much is taken off here.
-inline constexpr std::uint32_t powers_of_eighths[16] = {0x3f800000,
-                                                        0x3f8b95c2 - 0x100000,
-                                                        0x3f9837f0 - 0x200000,
-                                                        0x3fa5fed7 - 0x300000,
-                                                        0x3fb504f3 - 0x400000,
-                                                        0x3fc5672a - 0x500000,
-                                                        0x3fd744fd - 0x600000,
-                                                        0x3feac0c7 - 0x700000,
-                                                        0x3f800000,
-                                                        0x3f8b95c2 - 0x100000,
-                                                        0x3f9837f0 - 0x200000,
-                                                        0x3fa5fed7 - 0x300000,
-                                                        0x3fb504f3 - 0x400000,
-                                                        0x3fc5672a - 0x500000,
-                                                        0x3fd744fd - 0x600000,
-                                                        0x3feac0c7 - 0x700000};
+/// 2^(i / 8), i = 0 ... 7. n << 20 adds whole powers to the exponent field, and what is left of n,
+/// its last three bits, to the mantissa: that much is taken off here.
+inline constexpr std::uint32_t powers_of_eighths[8] = {0x3f800000,
+                                                       0x3f8b95c2 - 0x100000,
+                                                       0x3f9837f0 - 0x200000,
+                                                       0x3fa5fed7 - 0x300000,
+                                                       0x3fb504f3 - 0x400000,
+                                                       0x3fc5672a - 0x500000,
+                                                       0x3fd744fd - 0x600000,
+                                                       0x3feac0c7 - 0x700000};
 
 }  // namespace detail
 }  // namespace focus::inline FOCUS_ABI

@@ -123,9 +123,11 @@ inline power_of_eighth<avx512_float> nearest_eighth(avx512_float x) noexcept {
   const __m512 count = _mm512_add_round_ps(x.v, offset, to_nearest);
   const __m512 rounded = _mm512_sub_round_ps(count, offset, to_nearest);
   const __m512i bits = _mm512_castps_si512(count);
+  // The lookup takes four bits: the table is there twice.
+  const __m512i table = _mm512_broadcast_i64x4(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(powers_of_eighths)));
   const __m512i power =
-      _mm512_add_epi32(_mm512_permutexvar_epi32(bits, _mm512_loadu_si512(powers_of_eighths)),
-                       _mm512_slli_epi32(bits, 20));
+      _mm512_add_epi32(_mm512_permutexvar_epi32(bits, table), _mm512_slli_epi32(bits, 20));
   return {{rounded}, {_mm512_castsi512_ps(power)}};
 }
 

@@ -315,6 +315,18 @@ FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<E>& strip, int r, accumulat
   strip.sum[r] = strip.sum[r] * rescale + exponentiate_row(shift, count, row);
 }
 
+/// Which of `count` scores, of slots from `base` on, a row goes through: those within its limits,
+/// in whole vectors; or all, where rows are not apart.
+template <class E>
+slot_range own_scores(slot_range limit, index_t base, index_t count) noexcept {
+  if constexpr (!tile_sizes<E>::rows_apart) return {0, count};
+  constexpr index_t step = (std::max)(tile_sizes<E>::lanes, tile_sizes<E>::slot_step);
+  const index_t begin = std::clamp<index_t>(limit.begin - base, 0, count);
+  const index_t end = std::clamp(limit.end - base, begin, count);
+  if (begin == end) return {};
+  return {begin / step * step, round_up(end, step)};
+}
+
 /// The largest of `count` scores, whole vectors of them; -inf of none.
 template <class A>
 FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
@@ -342,19 +354,11 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
                   const accumulator_t<E>* gates = nullptr) {
   using A = accumulator_t<E>;
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
-  constexpr index_t step = (std::max)(lanes, tile_sizes<E>::slot_step);
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
   A shift[padded_rows] = {}, drop[padded_rows] = {};
-  // What each row goes through, from base on.
-  constexpr bool cut = tile_sizes<E>::rows_apart;
   slot_range own[Rows];
   for (int r = 0; r < Rows; ++r) {
-    own[r] = {0, count};
-    if constexpr (cut) {
-      const index_t begin = std::clamp<index_t>(strip.limit[r].begin - base, 0, count);
-      const index_t end = std::clamp(strip.limit[r].end - base, begin, count);
-      own[r] = begin < end ? slot_range{begin / step * step, round_up(end, step)} : slot_range{};
-    }
+    own[r] = own_scores<E>(strip.limit[r], base, count);
     const A block_top =
         highest_score(scores + r * stride + own[r].begin, own[r].end - own[r].begin) * factor;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
@@ -367,7 +371,7 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   for (int r = 0; r < Rows; ++r) {
     A* const row = scores + r * stride;
     const index_t begin = own[r].begin, size = own[r].end - begin;
-    if constexpr (cut) {
+    if constexpr (tile_sizes<E>::rows_apart) {
       fill(row, row + begin, A{0});
       fill(row + own[r].end, row + count, A{0});
     }
