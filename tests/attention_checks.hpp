@@ -198,28 +198,43 @@ bool throws_from_body(const attention_case& c, index_t at) {
   return false;
 }
 
+/// A good call, which must be refused once an argument of it is changed, with nothing written.
+template <class Call>
+class refused_call {
+ public:
+  using view = focus::tensor_view<float, 3>;
+  using matrix = focus::matrix_view<float>;
+  /// One type for all changes: what calls them is compiled once.
+  using change_of = std::function<void(call_inputs<float>&, view&, matrix&)>;
+
+  explicit refused_call(const attention_case& c) : problem_(c), answer_(c) {}
+
+  void operator()(const char* argument, const change_of& change) {
+    call_inputs<float> in = problem_.inputs();
+    view out = answer_.out.view();
+    matrix lse = answer_.lse.view();
+    change(in, out, lse);
+    CHECK(refusal(argument, [&] { Call{}(in, out, lse, thread_executor(1)); }) == "");
+    CHECK(answer_.untouched());
+    CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
+  }
+
+  /// Other memory for changes to point into.
+  std::vector<float> spare = std::vector<float>(200, 7.0f);
+
+ private:
+  const problem<float> problem_;
+  answer<float> answer_;
+};
+
 /// Each bad argument that all attention functions share is refused by name, with nothing written.
 template <class Call>
 void check_refusals() {
-  const attention_case c{
-      .heads = 4, .kv_heads = 2, .n_q = 5, .n_k = 7, .d = 3, .d_v = 6, .memory = layout::padded};
-  const problem<float> p(c);
-  answer<float> a(c);
-  std::vector<float> spare(200, 7.0f);
-  using view = focus::tensor_view<float, 3>;
-  using matrix = focus::matrix_view<float>;
-
-  // One type for all changes: what calls them is compiled once.
-  using change_of = std::function<void(call_inputs<float>&, view&, matrix&)>;
-  const auto refuse = [&](const char* argument, const change_of& change) {
-    call_inputs<float> in = p.inputs();
-    view out = a.out.view();
-    matrix lse = a.lse.view();
-    change(in, out, lse);
-    CHECK(refusal(argument, [&] { Call{}(in, out, lse, thread_executor(1)); }) == "");
-    CHECK(a.untouched());
-    CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
-  };
+  refused_call<Call> refuse(
+      {.heads = 4, .kv_heads = 2, .n_q = 5, .n_k = 7, .d = 3, .d_v = 6, .memory = layout::padded});
+  std::vector<float>& spare = refuse.spare;
+  using view = typename refused_call<Call>::view;
+  using matrix = typename refused_call<Call>::matrix;
   using inputs = call_inputs<float>&;
 
   refuse("k", [&](inputs in, view&, matrix&) { in.k = view(spare.data(), {2, 7, 4}); });

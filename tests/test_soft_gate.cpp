@@ -1,7 +1,6 @@
 // Focus attention with the soft gate, both kinds, against the textbook.
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -342,21 +341,10 @@ TEST_CASE("soft_gate: exceptions from a loop reach the caller") {
 TEST_CASE("soft_gate: bad arguments") {
   check_refusals<call>();
 
-  const attention_case c{.n_q = 5, .n_k = 7, .d_v = 6};
-  const problem<float> p(c);
-  answer<float> a(c);
-  std::vector<float> spare(200, 7.0f);
-  using view = focus::tensor_view<float, 3>;
-  using matrix = focus::matrix_view<float>;
-  using change_of = std::function<void(call_inputs<float>&, view&, matrix&)>;
-  const auto refuse = [&](const char* argument, const change_of& change) {
-    call_inputs<float> in = p.inputs();
-    view out = a.out.view();
-    matrix lse = a.lse.view();
-    change(in, out, lse);
-    CHECK(refusal(argument, [&] { call{}(in, out, lse, thread_executor(1)); }) == "");
-    CHECK(a.untouched());
-  };
+  refused_call<call> refuse({.n_q = 5, .n_k = 7, .d_v = 6});
+  std::vector<float>& spare = refuse.spare;
+  using view = refused_call<call>::view;
+  using matrix = refused_call<call>::matrix;
   using inputs = call_inputs<float>&;
   refuse("query_assignment", [&](inputs in, view&, matrix&) {
     in.query_assignment = matrix(spare.data(), {4, 4});
