@@ -10,7 +10,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 readonly packages=(g++ clang cmake ninja-build pkg-config catch2 libbenchmark-dev libeigen3-dev libomp-dev
   libsimde-dev libcli11-dev libpcre2-dev nlohmann-json3-dev g++-aarch64-linux-gnu qemu-user)
 # Several tiers at a time, each with its share of the processors: one that links or runs a single test leaves none idle.
-readonly jobs=${JOBS:-$(nproc)} tiers=10
+readonly jobs=${JOBS:-$(nproc)}
+tiers=$(grep -cE '(^|\|\| )tier "' tests/run.sh)
+readonly tiers
 readonly tiers_at_once=$((jobs < tiers ? jobs : tiers))
 readonly jobs_a_tier=$((jobs / tiers_at_once))
 readonly logs=build/logs
@@ -151,8 +153,9 @@ tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_F
 tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
 tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
 # shellcheck disable=SC2086
-cpu_has $amx || tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests "kernel|amx"
-tier "GCC, NEON under qemu" neon "$any" focus_kernel_tests kernel "${quick[@]}"
+cpu_has $amx || tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests "kernel|bfloat16"
+tier "GCC, NEON with bfloat16 products under qemu" neon-bf16 "$any" focus_kernel_tests "kernel|bfloat16" "${quick[@]}"
+tier "GCC, NEON under qemu" neon "$any" test_compile_plain thread "${quick[@]}"
 tier "GCC, plain C++" generic "$any" focus_kernel_tests kernel "${quick[@]}"
 # With AVX-512 all unit tests run once: in the tier that has the most of it.
 # shellcheck disable=SC2086

@@ -83,24 +83,26 @@ void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row
   attend();
 }
 
-/// Calls f<E>() with the type E in which operands are packed: bfloat16 where all storage types are
-/// that and AMX is there and `permitted`, else that of the sums.
-template <class Arguments, class F>
-void with_operands([[maybe_unused]] bool permitted, F&& f) {
+/// Whether bfloat16 may be multiplied as it is: AMX asks the operating system.
+inline bool bfloat16_products_permitted() noexcept {
 #if FOCUS_HAS_AMX
-  if constexpr (Arguments::all_bfloat16)
-    if (permitted) return f.template operator()<bfloat16>();
+  return amx_permitted();
+#else
+  return FOCUS_HAS_BFLOAT16_PRODUCTS;
 #endif
+}
+
+/// Calls f<E>() with the type E in which operands are packed: bfloat16 where all storage types are
+/// that, the instruction set multiplies it as it is, and `permitted` agrees; else that of the sums.
+template <class Arguments, class Permitted, class F>
+void with_operands([[maybe_unused]] Permitted&& permitted, F&& f) {
+  if constexpr (FOCUS_HAS_BFLOAT16_PRODUCTS && Arguments::all_bfloat16)
+    if (permitted()) return f.template operator()<bfloat16>();
   f.template operator()<typename Arguments::accumulator>();
 }
-/// The same; asks the operating system.
 template <class Arguments, class F>
 void with_operands(F&& f) {
-#if FOCUS_HAS_AMX
-  if constexpr (Arguments::all_bfloat16)
-    return with_operands<Arguments>(amx_permitted(), std::forward<F>(f));
-#endif
-  with_operands<Arguments>(false, std::forward<F>(f));
+  with_operands<Arguments>(bfloat16_products_permitted, std::forward<F>(f));
 }
 
 /// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
@@ -162,14 +164,14 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///
-/// bfloat16 on AMX: where q, k, v and out are all stored in bfloat16, the translation unit is
-/// compiled for AVX-512 and AMX, and the operating system grants the tile registers when it is
-/// asked (by each call; else AVX-512 does the work), both products are of elements as stored, with
-/// sums in float. The weights are rounded to bfloat16 and divided by their own sum: out_i is off by
-/// up to 2^-8 times the mean distance of the values v_j from it, which is at most max |v|, beside
-/// its own rounding of 2^-8 |out_i|. An output of another type is finer than that, and is not
-/// computed this way. lse keeps the weights as they were. q . k, before the scale, must be a finite
-/// float, and what is subnormal in it, or in q, k and v, counts as 0.
+/// bfloat16 products: where q, k, v and out are all stored in bfloat16, and the translation unit is
+/// compiled for Arm's bfloat16 extension, or for AVX-512 and AMX and the operating system grants
+/// the tile registers when it is asked (by each call; else AVX-512 does the work), both products
+/// are of elements as stored, with sums in float. The weights are rounded to bfloat16 and divided
+/// by their own sum: out_i is off by up to 2^-8 times the mean distance of the values v_j from it,
+/// which is at most max |v|, beside its own rounding of 2^-8 |out_i|. An output of another type is
+/// finer than that, and is not computed this way. lse keeps the weights as they were. q . k, before
+/// the scale, must be a finite float, and what is subnormal in it, or in q, k and v, counts as 0.
 ///
 /// Memory: packed copies of K and V, O(n_k d), of as many kv heads as keep the threads busy.
 /// FlashAttention (arXiv 2205.14135), online softmax (1805.02867).

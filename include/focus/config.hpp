@@ -51,6 +51,14 @@
 #else
 #define FOCUS_HAS_NEON 0
 #endif
+// Arm's products of bfloat16 matrices (BFMMLA).
+#if FOCUS_HAS_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define FOCUS_HAS_BFMMLA 1
+#else
+#define FOCUS_HAS_BFMMLA 0
+#endif
+// Whether bfloat16 can be multiplied as it is.
+#define FOCUS_HAS_BFLOAT16_PRODUCTS (FOCUS_HAS_AMX || FOCUS_HAS_BFMMLA)
 #if defined(__FAST_MATH__)
 #define FOCUS_HAS_FAST_MATH 1
 #else
@@ -65,14 +73,14 @@
 // Everything with a body lives in an inline namespace named after the version and the features
 // above, so that two translation units with different -m flags in one program never share a
 // function.
-#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc) \
-  v##a##_##b##_##c##_##x2##fma##f16##x5##amx##neon##_##fast##exc
-#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc) \
-  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, fast, exc)
+#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc) \
+  v##a##_##b##_##c##_##x2##fma##f16##x5##amx##neon##bf16##_##fast##exc
+#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc) \
+  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc)
 #define FOCUS_ABI                                                                                  \
   FOCUS_ABI_EXPAND_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH, FOCUS_HAS_AVX2, \
                     FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_AMX,                \
-                    FOCUS_HAS_NEON, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
+                    FOCUS_HAS_NEON, FOCUS_HAS_BFMMLA, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
 
 // A template that is not inlined into the loop over a tile costs more than the loop: these say what
 // must be.

@@ -199,9 +199,10 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
 ///
 /// Local pairs and sinks are a window pass in token order; distant pairs are walked by cells, or by
 /// the lists of a query's groups one after the other, and go on from the running softmax of what
-/// went before, so that nothing is computed twice and nothing has to be merged. bfloat16 on AMX: as
-/// attention says. Memory: a packed copy of K and V (of a key for each of its groups, at most four,
-/// where lists are walked), and the running softmax of each query row: O((n_q + n_k) d) a head.
+/// went before, so that nothing is computed twice and nothing has to be merged. bfloat16 products:
+/// as attention says. Memory: a packed copy of K and V (of a key for each of its groups, at most
+/// four, where lists are walked), and the running softmax of each query row: O((n_q + n_k) d) a
+/// head.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>

@@ -219,7 +219,7 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
         "merge_attention_states");
 }
 
-/// Stored in bfloat16, on AMX where it is there.
+/// Stored in bfloat16, and multiplied as it is where the instruction set does that.
 void check_bfloat16(const std::vector<focus::group_mask>& masks) {
   using traits = focus::scalar_traits<focus::bfloat16>;
   using narrow_view = focus::tensor_view<focus::bfloat16, 3>;

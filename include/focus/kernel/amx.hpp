@@ -1,8 +1,5 @@
-// bfloat16 in AMX tiles: where Q, K, V and out are all stored in bfloat16, both products are made
-// of the bits as they are, with sums in float, and only the weights P are rounded to bfloat16.
-//
-// This is all that differs from the kernels of other operands: how queries, keys, values and
-// weights are packed, and the overloads of score_slots and accumulate_values that multiply them.
+// bfloat16 in AMX tiles, which the operating system has to grant. What all kernels of bfloat16 have
+// in common is in kernel/bfloat16_tile.hpp.
 //
 //   query rows   [chunks of the depth][rows][32]: 16 rows of a chunk are a tile
 //   key panel    [chunks of the depth][2 tiles][16 pairs of the depth][16 keys][2]
@@ -27,6 +24,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "focus/kernel/bfloat16_tile.hpp"
+#include "focus/kernel/exp2.hpp"
 #include "focus/kernel/pack.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
@@ -76,29 +75,6 @@ struct operand_scope<bfloat16> {
   ~operand_scope() { _tile_release(); }
   operand_scope(const operand_scope&) = delete;
   operand_scope& operator=(const operand_scope&) = delete;
-};
-
-/// Multiplies `count` scores, whole vectors of them, in place.
-FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor) {
-  const vec<float> x = vec<float>::broadcast(factor);
-  for (index_t j = 0; j < count; j += vec<float>::width)
-    (vec<float>::load(row + j) * x).store(row + j);
-}
-
-/// Queries keep their own bits, so scores are multiplied: as a rule where their maximum is taken
-/// off, for nothing.
-template <>
-struct score_factor<bfloat16> {
-  float factor = 1;
-
-  void set(float x) noexcept { factor = x; }
-  template <int Rows>
-  float apply(float* scores, index_t count, bool capped) const noexcept {
-    if (factor > 0 && !capped) return factor;
-    for (int r = 0; r < Rows; ++r, scores += tile_sizes<bfloat16>::score_stride)
-      multiply_row(scores, count, factor);
-    return 1;
-  }
 };
 
 // ---------------------------------------------------------------- packing
@@ -235,20 +211,11 @@ void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index
 
 // ---------------------------------------------------------------- P V
 
-/// The weights of a row, of whole panels of slots, rounded to bfloat16. Their sum as rounded
-/// divides the output: it then is a mean of values, exact where they are all the same. The
-/// logsumexp is that of the weights before.
+/// The weights of a row, of whole panels of slots, rounded to bfloat16.
 FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
                                    float factor, index_t count, float* row, float rescale) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr int lanes = vec<float>::width, panel = sizes::panel;
-  // Scores that are multiplied and measured in one step keep what the maximum has lost to rounding.
-  // Of huge scores that would be more than a weight can say: they are rounded, too.
-  constexpr float huge = 4096;
-  if (!(shift > -huge && shift < huge) && factor != 1) {
-    multiply_row(row, count, factor);
-    factor = 1;
-  }
+  constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
+  factor = factor_with_shift(shift, factor, count, row);
   const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
   const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000));
   vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
@@ -264,121 +231,62 @@ FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, fl
     rounded_of_odd =
         rounded_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half))};
   }
-  float& norm = strip.sum[sizes::padded_rows + r];
-  strip.sum[r] = strip.sum[r] * rescale + reduce_add(total + total_of_odd);
-  norm = norm * rescale + reduce_add(rounded + rounded_of_odd);
+  add_to_sums(strip, r, rescale, reduce_add(total + total_of_odd),
+              reduce_add(rounded + rounded_of_odd));
 }
 
-/// Brings what is summed up to the new maximum: acc[r] = rescale[r] * acc[r].
-template <int Rows>
-void rescale_sums(const strip_state<bfloat16>& strip, const float* rescale) {
-  for (int r = 0; r < Rows; ++r) {
-    if (rescale[r] == 1) continue;
-    const vec<float> factor = vec<float>::broadcast(rescale[r]);
-    float* acc = strip.acc + r * strip.acc_stride;
-    for (index_t c = 0; c < strip.acc_stride; c += vec<float>::width)
-      (vec<float>::load(acc + c) * factor).store(acc + c);
-  }
-}
-
-/// acc[r] += sum over t < count of weights[r][t] * values[t], for one value panel, or for its first
-/// 16 columns: sums in tiles 0 to 3, weights in 4 and 5, values in 6 and 7.
-template <int Rows, int Columns>
-FOCUS_NOINLINE void accumulate_panel(const float* weights, const bfloat16* values, index_t count,
-                                     float* acc, index_t acc_stride) {
+template <>
+struct tile_products<bfloat16> {
   using sizes = tile_sizes<bfloat16>;
-  constexpr index_t tile = sizes::tile, panel = sizes::panel, row_bytes = 64;
-  constexpr index_t weight_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
-  constexpr bool two_rows = Rows > tile, two_columns = Columns > tile;
-  const index_t acc_bytes = acc_stride * static_cast<index_t>(sizeof(float));
-  float* const lower = acc + tile * acc_stride;
-  order_tile_memory();
-  _tile_loadd(0, acc, acc_bytes);
-  if constexpr (two_columns) _tile_loadd(1, acc + tile, acc_bytes);
-  if constexpr (two_rows) _tile_loadd(2, lower, acc_bytes);
-  if constexpr (two_rows && two_columns) _tile_loadd(3, lower + tile, acc_bytes);
-  for (index_t t = 0; t < count; t += panel, weights += panel, values += panel * panel) {
-    _tile_loadd(6, values, row_bytes);
-    _tile_loadd(4, weights, weight_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (two_columns) {
-      _tile_loadd(7, values + tile * panel, row_bytes);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (two_rows) {
-      _tile_loadd(5, weights + tile * sizes::score_stride, weight_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (two_columns) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, acc, acc_bytes);
-  if constexpr (two_columns) _tile_stored(1, acc + tile, acc_bytes);
-  if constexpr (two_rows) _tile_stored(2, lower, acc_bytes);
-  if constexpr (two_rows && two_columns) _tile_stored(3, lower + tile, acc_bytes);
-  order_tile_memory();
-}
+  static constexpr index_t tile = sizes::tile, panel = sizes::panel;
 
-/// acc = rescale * acc + weights * values over whole panels of slots.
-template <int Rows>
-void accumulate_values(const strip_state<bfloat16>& strip, const packed_keys<bfloat16>& keys,
-                       slot_range taken, float* weights, const float* rescale) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr int tile = sizes::tile, panel = sizes::panel;
-  const index_t count = taken.end - taken.begin;
-  rescale_sums<Rows>(strip, rescale);
-  for (index_t p = 0; p < keys.value_panels(); ++p) {
-    const bfloat16* values = keys.value_panel(p, taken.begin);
-    float* acc = strip.acc + p * panel;
-    if (keys.value_dim - p * panel > tile)
-      accumulate_panel<Rows, 2 * tile>(weights, values, count, acc, strip.acc_stride);
-    else
-      accumulate_panel<Rows, tile>(weights, values, count, acc, strip.acc_stride);
-  }
-}
-
-/// The same bits, without touching a value that a row may not see. Values that are NaN or infinite
-/// are zeros in the products, and then added for the rows that see them.
-template <int Rows, class Sees>
-FOCUS_NOINLINE void accumulate_seen_values(const strip_state<bfloat16>& strip,
-                                           const packed_keys<bfloat16>& keys, slot_range taken,
-                                           float* weights, const float* rescale, Sees&& sees) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr index_t tile = sizes::tile, panel = sizes::panel, tile_size = tile * panel;
-  const auto finite = [](bfloat16 x) {
-    return (x.bits & 0x7f80u) != 0x7f80u;
-  };
-  rescale_sums<Rows>(strip, rescale);
-
-  alignas(64) bfloat16 products[static_cast<std::size_t>(tile_size)];
-  for (index_t column = 0; column < keys.value_dim; column += tile)
-    for (index_t slot = taken.begin; slot < taken.end; slot += panel) {
-      const bfloat16* values =
-          keys.value_panel(column / panel, slot) + column % panel / tile * tile_size;
-      for (index_t x = 0; x < tile_size; ++x)
-        products[x] = finite(values[x]) ? values[x] : bfloat16{};
-      for (index_t r = 0; r < Rows; r += tile)
-        accumulate_panel<tile, tile>(weights + r * sizes::score_stride + (slot - taken.begin),
-                                     products, panel, strip.acc + r * strip.acc_stride + column,
-                                     strip.acc_stride);
-    }
-
-  for (index_t column = 0; column < keys.value_dim; ++column)
-    for (index_t slot = taken.begin; slot < taken.end; ++slot) {
-      const index_t place = column % panel / tile * tile_size +  // its tile, pair, and half of that
-                            (slot % panel / 2 * tile + column % tile) * 2 + slot % 2;
-      const bfloat16 value = keys.value_panel(column / panel, slot / panel * panel)[place];
-      if (finite(value)) continue;
-      for (int r = 0; r < Rows; ++r) {
-        if (!sees(r, slot)) continue;
-        const float* of_panel =
-            weights + r * sizes::score_stride + (slot - taken.begin) / panel * panel;
-        bfloat16 weight;
-        std::memcpy(&weight, reinterpret_cast<const bfloat16*>(of_panel) + slot % panel,
-                    sizeof weight);
-        strip.acc[r * strip.acc_stride + column] += widen(weight) * widen(value);
+  /// Sums in tiles 0 to 3, weights in 4 and 5, values in 6 and 7.
+  template <int Rows, int Columns>
+  FOCUS_NOINLINE static void multiply(const float* weights, const bfloat16* values, index_t count,
+                                      float* acc, index_t acc_stride) {
+    constexpr index_t row_bytes = 64;
+    constexpr index_t weight_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
+    constexpr bool two_rows = Rows > tile, two_columns = Columns > tile;
+    const index_t acc_bytes = acc_stride * static_cast<index_t>(sizeof(float));
+    float* const lower = acc + tile * acc_stride;
+    order_tile_memory();
+    _tile_loadd(0, acc, acc_bytes);
+    if constexpr (two_columns) _tile_loadd(1, acc + tile, acc_bytes);
+    if constexpr (two_rows) _tile_loadd(2, lower, acc_bytes);
+    if constexpr (two_rows && two_columns) _tile_loadd(3, lower + tile, acc_bytes);
+    for (index_t t = 0; t < count; t += panel, weights += panel, values += panel * panel) {
+      _tile_loadd(6, values, row_bytes);
+      _tile_loadd(4, weights, weight_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (two_columns) {
+        _tile_loadd(7, values + tile * panel, row_bytes);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if constexpr (two_rows) {
+        _tile_loadd(5, weights + tile * sizes::score_stride, weight_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        if constexpr (two_columns) _tile_dpbf16ps(3, 5, 7);
       }
     }
-}
+    _tile_stored(0, acc, acc_bytes);
+    if constexpr (two_columns) _tile_stored(1, acc + tile, acc_bytes);
+    if constexpr (two_rows) _tile_stored(2, lower, acc_bytes);
+    if constexpr (two_rows && two_columns) _tile_stored(3, lower + tile, acc_bytes);
+    order_tile_memory();
+  }
+
+  /// Of 32 slots: its tile, pair, and half of that.
+  static index_t place(index_t column, index_t slot) noexcept {
+    return column / tile * tile * panel + (slot / 2 * tile + column % tile) * 2 + slot % 2;
+  }
+
+  static bfloat16 weight(const float* weights, int row, index_t slot) noexcept {
+    const float* of_panel = weights + row * sizes::score_stride + slot / panel * panel;
+    bfloat16 result;
+    std::memcpy(&result, reinterpret_cast<const bfloat16*>(of_panel) + slot % panel, sizeof result);
+    return result;
+  }
+};
 
 }  // namespace detail
 }  // namespace focus::inline FOCUS_ABI

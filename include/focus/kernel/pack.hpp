@@ -1,6 +1,7 @@
 // Copies of Q, K and V in the order in which the tile products read them, widened to the type of
-// the sums. (Those of bfloat16 for AMX are in kernel/amx.hpp; where the type of what is packed
-// matters beside that of the sums, it is called E.)
+// the sums. (Those of bfloat16 that is multiplied as it is are in kernel/amx.hpp and
+// kernel/bfmmla.hpp; where the type of what is packed matters beside that of the sums, it is called
+// E.)
 //
 //   query rows   of a tile: [chunks of the depth][rows][depth_chunk], whose elements a tile product
 //                broadcasts

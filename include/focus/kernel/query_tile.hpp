@@ -8,6 +8,7 @@
 
 #include "focus/config.hpp"
 #include "focus/kernel/amx.hpp"
+#include "focus/kernel/bfmmla.hpp"
 #include "focus/kernel/pack.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"

@@ -107,6 +107,24 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   /// exponentials are most of the work.
   static constexpr bool rows_apart = true;
 };
+#elif FOCUS_HAS_BFMMLA
+/// bfloat16 in Arm's matrix products, with sums in float: a vector holds 2 rows of 4 elements, and
+/// a product of two of them is 2 x 2 sums.
+template <>
+struct tile_sizes<bfloat16> : tile_sizes<float> {
+  /// Rows and columns of a product.
+  static constexpr int pair = 2;
+  /// Elements of a row that a product takes.
+  static constexpr int quad = 4;
+  /// 4 x 4 vectors of sums + 4 of queries + 4 of keys = 24 of 32; 8 loads feed 16 products.
+  static constexpr int half_strip = strip_rows / 2, smallest_strip = half_strip;
+  static constexpr int depth_chunk = quad, depth_step = quad;
+  static constexpr int score_step = panel;
+  static constexpr int slot_step = quad;
+  /// As of AMX: the sum of the weights as they were, and that of them as they are multiplied.
+  static constexpr int row_sums = 2;
+  static_assert(half_strip % pair == 0 && tile_rows % strip_rows == 0 && panel % quad == 0);
+};
 #endif
 
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.

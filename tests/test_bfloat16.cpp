@@ -1,6 +1,6 @@
-// What is stored in bfloat16: products of its bits in AMX tiles where the compiler and the
-// operating system offer them, sums of widened elements where either does not. The same tests hold
-// for both.
+// What is stored in bfloat16: products of its bits where the instruction set has them (AMX, where
+// the operating system agrees, and Arm's BFMMLA), sums of widened elements elsewhere. The same
+// tests hold for both.
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -20,12 +20,13 @@
 #include "focus/sparse_attention.hpp"
 #include "oracle.hpp"
 
-namespace test_amx {
+namespace test_bfloat16 {
 namespace {
 
 using namespace oracle;
 
-/// A user's type with bfloat16's bits whose sums are in double: not for tiles, which sum in float.
+/// A user's type with bfloat16's bits whose sums are in double: its products are not those in
+/// float.
 struct carefully_summed {
   std::uint16_t bits = 0;
 };
@@ -33,6 +34,9 @@ struct carefully_summed {
 /// How a call gets its operands: as the library decides, or as if tiles had been refused. Of the
 /// types that the checks know, only those of bfloat16 are called.
 enum class grant { asked, refused };
+constexpr auto refuse = [] {
+  return false;
+};
 
 template <grant Grant>
 struct dense_call {
@@ -46,7 +50,7 @@ struct dense_call {
       focus::attention(in.q, in.k, in.v, out, in.pattern, in.score, lse, exec);
     } else {
       const auto args = check_attention_views("attention", in.q, in.k, in.v, out, lse);
-      with_operands<decltype(args)>(false, [&]<class E>() {
+      with_operands<decltype(args)>(refuse, [&]<class E>() {
         run_attention<E>(args, resolve(in.pattern, args.shape.n_q, args.shape.n_k),
                          resolve<float>(in.score, args.shape.head_dim), any_executor(exec));
       });
@@ -68,7 +72,7 @@ struct sparse_call {
       focus::sparse_attention(in.q, in.k, in.v, plan, out, in.score, lse, exec);
     } else {
       const auto args = check_attention_views("sparse_attention", in.q, in.k, in.v, out, lse);
-      with_operands<decltype(args)>(false, [&]<class E>() {
+      with_operands<decltype(args)>(refuse, [&]<class E>() {
         run_sparse_attention<E>(args, plan, resolve(plan, args.shape),
                                 resolve<float>(in.score, args.shape.head_dim), any_executor(exec));
       });
@@ -96,17 +100,16 @@ template <class Operand, class T, class K, class Out>
 bool takes(bool permitted) {
   using arguments = focus::detail::attention_arguments<T, K, T, Out, float>;
   bool same = false;
-  focus::detail::with_operands<arguments>(permitted,
+  focus::detail::with_operands<arguments>([=] { return permitted; },
                                           [&]<class E>() { same = std::is_same_v<E, Operand>; });
   return same;
 }
 
 }  // namespace
 
-TEST_CASE("amx: where operands stay bfloat16") {
+TEST_CASE("bfloat16: where operands stay bfloat16") {
   using focus::bfloat16;
-  constexpr bool tiles = FOCUS_HAS_AMX != 0;
-  using operand = std::conditional_t<tiles, bfloat16, float>;
+  using operand = std::conditional_t<FOCUS_HAS_BFLOAT16_PRODUCTS, bfloat16, float>;
   CHECK(takes<operand, bfloat16, bfloat16, bfloat16>(true));
   CHECK(takes<operand, engine_bfloat16, bfloat16, engine_bfloat16>(true));
   CHECK(takes<float, bfloat16, bfloat16, bfloat16>(false));
@@ -118,7 +121,7 @@ TEST_CASE("amx: where operands stay bfloat16") {
   CHECK(takes<double, double, double, double>(true));
 }
 
-TEST_CASE("amx: lengths around the tiles") {
+TEST_CASE("bfloat16: lengths around the tiles") {
   for (const index_t n : odd_lengths)
     for (const bool causal : {true, false})
       for (const index_t window : {index_t{5}, focus::unlimited_window})
@@ -129,7 +132,7 @@ TEST_CASE("amx: lengths around the tiles") {
       check<dense>({.n_q = n_q, .n_k = n_k, .pattern = {.window = window, .sink_tokens = 3}});
 }
 
-TEST_CASE("amx: head dimensions") {
+TEST_CASE("bfloat16: head dimensions") {
   for (const auto& [d, d_v] : head_dims) {
     check<dense>({.n_q = 70, .n_k = 70, .d = d, .d_v = d_v, .pattern = focus::full_causal});
     check<dense>({.n_q = 70,
@@ -144,7 +147,7 @@ TEST_CASE("amx: head dimensions") {
   check<dense>({.n_q = 9, .n_k = 9, .d = 4, .d_v = 0, .pattern = focus::full_causal});
 }
 
-TEST_CASE("amx: scale and softcap") {
+TEST_CASE("bfloat16: scale and softcap") {
   for (const focus::score_options score : {focus::score_options{.scale = 0.0f},
                                            {.scale = -0.7f},
                                            {.scale = 3.0f, .softcap = 5.0f},
@@ -157,7 +160,7 @@ TEST_CASE("amx: scale and softcap") {
   check<dense>({.score = {.scale = 3.4e38f}, .query_magnitude = 0});
 }
 
-TEST_CASE("amx: huge scores") {
+TEST_CASE("bfloat16: huge scores") {
   // Where the factor is not exact, and a product of it is off by more than the weights can say.
   for (const double magnitude : {1e2, 1e4, 1e6, 1e10, 1e20})
     for (const float scale : {0.125f, 0.3f}) {
@@ -175,7 +178,7 @@ TEST_CASE("amx: huge scores") {
     }
 }
 
-TEST_CASE("amx: groupings, in each layout of the plan") {
+TEST_CASE("bfloat16: groupings, in each layout of the plan") {
   for (const grouping groups : all_groupings)
     for (const auto& [group_count, top_k] :
          std::vector<std::array<int, 2>>{{1, 1}, {4, 1}, {4, 2}, {8, 3}, {64, 4}})
@@ -203,7 +206,7 @@ TEST_CASE("amx: groupings, in each layout of the plan") {
                  .top_k = 2});
 }
 
-TEST_CASE("amx: NaN and inf in a key reach the rows that attend to it") {
+TEST_CASE("bfloat16: NaN and inf in a key reach the rows that attend to it") {
   for (const double value : {not_a_number, infinity, -infinity})
     for (const index_t key : {0, 31, 32, 299}) {
       if (key != 31 && value == value) continue;
@@ -232,7 +235,7 @@ TEST_CASE("amx: NaN and inf in a key reach the rows that attend to it") {
     }
 }
 
-TEST_CASE("amx: scores of -inf") {
+TEST_CASE("bfloat16: scores of -inf") {
   for (const index_t count : {1, 300, 600})
     for (const bool first : {true, false})
       for (const index_t window : {index_t{8}, focus::unlimited_window}) {
@@ -243,7 +246,7 @@ TEST_CASE("amx: scores of -inf") {
       }
 }
 
-TEST_CASE("amx: refused by the operating system") {
+TEST_CASE("bfloat16: refused by the operating system") {
   using dense_refused = dense_call<grant::refused>;
   using sparse_refused = sparse_call<grant::refused>;
   const attention_case c = stored({.heads = 4,
@@ -264,7 +267,7 @@ TEST_CASE("amx: refused by the operating system") {
   CHECK(check_same_bits<sparse>(c) == "");
 }
 
-TEST_CASE("amx: what rounding the weights costs") {
+TEST_CASE("bfloat16: what rounding the weights costs") {
   // Each weight is off by at most half an epsilon, and their sum with them: the mean of the values
   // by at most half an epsilon of the mean distance of the values from it, which is no more than
   // the largest value. The output's own rounding is half an epsilon more. Sums in float add little.
@@ -297,7 +300,7 @@ TEST_CASE("amx: what rounding the weights costs") {
     }
 }
 
-TEST_CASE("amx: the mean of equal values is that value") {
+TEST_CASE("bfloat16: the mean of equal values is that value") {
   // One key weighs 1, and each of the others 1 / 15.94: halfway between two of bfloat16, nearly, so
   // that all are rounded down by almost half an epsilon. The value is one of which less is already
   // another.
@@ -316,23 +319,23 @@ TEST_CASE("amx: the mean of equal values is that value") {
   for (const double x : got.out.values()) REQUIRE(x == value);
 }
 
-}  // namespace test_amx
+}  // namespace test_bfloat16
 
 template <>
-struct focus::scalar_traits<test_amx::carefully_summed> {
+struct focus::scalar_traits<test_bfloat16::carefully_summed> {
   using accumulator = double;
   static constexpr storage_format format = storage_format::bfloat16;
-  static double to_accumulator(test_amx::carefully_summed x) {
+  static double to_accumulator(test_bfloat16::carefully_summed x) {
     return scalar_traits<bfloat16>::to_accumulator({x.bits});
   }
-  static test_amx::carefully_summed from_accumulator(double x) {
+  static test_bfloat16::carefully_summed from_accumulator(double x) {
     return {scalar_traits<bfloat16>::from_accumulator(static_cast<float>(x)).bits};
   }
 };
 
-namespace test_amx {
+namespace test_bfloat16 {
 
-TEST_CASE("amx: not for types whose sums are in double") {
+TEST_CASE("bfloat16: not for types whose sums are in double") {
   using element = carefully_summed;
   constexpr index_t n = 20, d = 8;
   std::vector<element> x(n * d), out(n * d);
@@ -352,4 +355,4 @@ TEST_CASE("amx: not for types whose sums are in double") {
   CHECK(all_equal());
 }
 
-}  // namespace test_amx
+}  // namespace test_bfloat16

@@ -1,0 +1,267 @@
+// bfloat16 in Arm's matrix products, BFMMLA. What all kernels of bfloat16 have in common is in
+// kernel/bfloat16_tile.hpp.
+//
+// A vector of 8 elements is a pair of rows of 4: of two queries, of two keys, of two rows of
+// weights, or of two columns of values. The product of two such vectors is their 2 x 2 inner
+// products, added to sums in float.
+//
+//   query rows   [depth / 4][rows][4]
+//   key panel    [depth / 4][8 keys][4]
+//   value panel  [slots / 4][8 columns][4]
+//   weights      in the memory of the scores: of each 4 floats of an even row the first half, and
+//                the second half for the row after it
+//
+// BFMMLA takes subnormal numbers for zeros, in the operands and in the sums, and rounds sums to odd
+// whatever FPCR says.
+#pragma once
+
+#include "focus/config.hpp"
+#if FOCUS_HAS_BFMMLA
+
+#include <algorithm>
+#include <arm_neon.h>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "focus/kernel/bfloat16_tile.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/kernel/unroll.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus::inline FOCUS_ABI {
+namespace detail {
+
+/// 8 elements from anywhere.
+template <class Vector>
+FOCUS_ALWAYS_INLINE Vector load_eight(const void* from) noexcept {
+  Vector v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+// ---------------------------------------------------------------- packing
+// Callers find these overloads through the type of row_of, a lambda of this namespace.
+
+/// The bits of up to 8 elements, zeros behind them; all zeros where row is null.
+template <class T>
+FOCUS_ALWAYS_INLINE uint16x8_t load_bits(const T* row, index_t count) noexcept {
+  static_assert(is_bfloat16<T>);
+  if (row == nullptr) return vdupq_n_u16(0);
+  if (count >= 8) return detail::load_eight<uint16x8_t>(row);
+  std::uint16_t part[8] = {};
+  std::memcpy(part, static_cast<const void*>(row), static_cast<std::size_t>(count) * sizeof *part);
+  return vld1q_u16(part);
+}
+
+FOCUS_ALWAYS_INLINE void store_bits(uint16x8_t bits, bfloat16* to) noexcept {
+  std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
+}
+
+/// Two rows, 4 elements of each in turn; `step` elements from one 4 of a row to the next. Zeros
+/// fill up the last.
+template <class T>
+FOCUS_ALWAYS_INLINE void pack_row_pair(const T* even, const T* odd, index_t depth, index_t step,
+                                       bfloat16* to) {
+  constexpr index_t quad = tile_sizes<bfloat16>::quad;
+  for (index_t t = 0; t < depth; t += 2 * quad, to += 2 * step) {
+    const auto four_by_two = [&](const T* row) FOCUS_LAMBDA_INLINE {
+      return vreinterpretq_u64_u16(
+          detail::load_bits(row == nullptr ? nullptr : row + t, depth - t));
+    };
+    const uint64x2_t a = four_by_two(even), b = four_by_two(odd);
+    store_bits(vreinterpretq_u16_u64(vzip1q_u64(a, b)), to);
+    if (t + quad < depth) store_bits(vreinterpretq_u16_u64(vzip2q_u64(a, b)), to + step);
+  }
+}
+
+/// The query rows as they are; zeros fill up the depth and the last strip.
+template <class RowOf>
+void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t quad = sizes::quad, ahead = 6;
+  for (index_t r = 0; r < round_up(rows, sizes::strip_rows); r += sizes::pair) {
+    for (index_t next = r + ahead; next < (std::min)(r + ahead + sizes::pair, rows); ++next)
+      prefetch_row(row_of(next), depth);
+    pack_row_pair(r < rows ? row_of(r) : nullptr, r + 1 < rows ? row_of(r + 1) : nullptr, depth,
+                  sizes::padded_rows * quad, to + r * quad);
+  }
+}
+
+template <class RowOf>
+void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
+  using sizes = tile_sizes<bfloat16>;
+  for (int c = 0; c < sizes::panel; c += sizes::pair)
+    pack_row_pair(row_of(c), row_of(c + 1), depth, sizes::panel * sizes::quad,
+                  to + c * sizes::quad);
+}
+
+/// The values of one key panel: V^T of 4 slots at a time. True when an element is NaN or infinite.
+template <class RowOf>
+bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
+                      bfloat16* panels) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t panel = sizes::panel;
+  constexpr int quad = sizes::quad;
+  static_assert(panel == 8);
+  const uint16x8_t exponent = vdupq_n_u16(0x7f80);
+  uint16x8_t nonfinite = vdupq_n_u16(0);
+  for (int c = 0; c < panel; c += quad)
+    for (index_t column = 0; column < width; column += panel) {
+      uint16x8_t row[quad];
+      for (int t = 0; t < quad; ++t) {
+        const auto* from = row_of(c + t);
+        row[t] = detail::load_bits(from == nullptr ? nullptr : from + column, width - column);
+        nonfinite = vorrq_u16(nonfinite, vceqq_u16(vandq_u16(row[t], exponent), exponent));
+      }
+      bfloat16* to = panels + (column / panel * stride + first + c) * panel;
+      const uint16x8_t low_even = vzip1q_u16(row[0], row[2]), low_odd = vzip1q_u16(row[1], row[3]),
+                       high_even = vzip2q_u16(row[0], row[2]),
+                       high_odd = vzip2q_u16(row[1], row[3]);
+      store_bits(vzip1q_u16(low_even, low_odd), to);
+      store_bits(vzip2q_u16(low_even, low_odd), to + panel);
+      store_bits(vzip1q_u16(high_even, high_odd), to + 2 * panel);
+      store_bits(vzip2q_u16(high_even, high_odd), to + 3 * panel);
+    }
+  return vmaxvq_u16(nonfinite) != 0;
+}
+
+// ---------------------------------------------------------------- products
+
+/// sum[r][c] += a(r) * b(c), with a vector for each pair of rows or columns.
+template <int RowPairs, int ColumnPairs>
+FOCUS_ALWAYS_INLINE void multiply_pairs(const bfloat16x8_t (&a)[RowPairs], const bfloat16* b,
+                                        float32x4_t (&sum)[RowPairs][ColumnPairs]) {
+  bfloat16x8_t columns[ColumnPairs];
+  static_for<ColumnPairs>([&](auto c) FOCUS_LAMBDA_INLINE {
+    columns[c] = detail::load_eight<bfloat16x8_t>(b + 8 * c);
+  });
+  static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+    static_for<ColumnPairs>(
+        [&](auto c) FOCUS_LAMBDA_INLINE { sum[r][c] = vbfmmlaq_f32(sum[r][c], a[r], columns[c]); });
+  });
+}
+
+/// The first halves of two vectors, and the second halves: two rows of 2 x 2 sums, or back.
+FOCUS_ALWAYS_INLINE float32x4_t first_halves(float32x4_t a, float32x4_t b) noexcept {
+  return vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+}
+FOCUS_ALWAYS_INLINE float32x4_t second_halves(float32x4_t a, float32x4_t b) noexcept {
+  return vcombine_f32(vget_high_f32(a), vget_high_f32(b));
+}
+
+/// scores[r][0, panel) = query row r . key, for one key panel.
+template <int Rows>
+FOCUS_NOINLINE void score_panel(const bfloat16* query, const bfloat16* key_panel, index_t depth,
+                                float* scores) {
+  using sizes = tile_sizes<bfloat16>;
+  constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
+  constexpr int row_pairs = Rows / sizes::pair, key_pairs = sizes::panel / sizes::pair;
+  float32x4_t sum[row_pairs][key_pairs];
+  static_for<row_pairs * key_pairs>(
+      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / key_pairs][i % key_pairs] = vdupq_n_f32(0); });
+  for (index_t t = 0; t < depth; t += quad) {
+    bfloat16x8_t rows[row_pairs];
+    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+      rows[r] = detail::load_eight<bfloat16x8_t>(query + 8 * r);
+    });
+    multiply_pairs(rows, key_panel, sum);
+    query += sizes::padded_rows * quad;
+    key_panel += sizes::panel * quad;
+  }
+  static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+    float* even = scores + 2 * r * stride;
+    static_for<key_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
+      vst1q_f32(even + 4 * c, first_halves(sum[r][2 * c], sum[r][2 * c + 1]));
+      vst1q_f32(even + stride + 4 * c, second_halves(sum[r][2 * c], sum[r][2 * c + 1]));
+    });
+  });
+}
+
+/// Scores of slots [base, end), and of the rest of the last panel, not yet multiplied by their
+/// factor.
+template <int Rows>
+void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index_t base,
+                 index_t end, float* scores) {
+  constexpr int panel = tile_sizes<bfloat16>::panel;
+  for (index_t slot = base; slot < end; slot += panel, scores += panel)
+    score_panel<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
+}
+
+/// The weights of a row, of whole vectors of slots, rounded to bfloat16. Those of an odd row lie in
+/// the memory of the even one before it, which has been through this by then.
+FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
+                                   float factor, index_t count, float* row, float rescale) {
+  constexpr int lanes = vec<float>::width;
+  factor = factor_with_shift(shift, factor, count, row);
+  const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
+  float* const to = row - r % 2 * tile_sizes<bfloat16>::score_stride + r % 2 * (lanes / 2);
+  vec<float> total = vec<float>::zero(), rounded = vec<float>::zero();
+  for (index_t j = 0; j < count; j += lanes) {
+    const vec<float> weight = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
+    const bfloat16x4_t four = vcvt_bf16_f32(weight.v);
+    std::memcpy(static_cast<void*>(to + j), &four, sizeof four);
+    total = total + weight;
+    rounded = rounded + vec<float>{vcvt_f32_bf16(four)};
+  }
+  add_to_sums(strip, r, rescale, reduce_add(total), reduce_add(rounded));
+}
+
+template <>
+struct tile_products<bfloat16> {
+  using sizes = tile_sizes<bfloat16>;
+
+  template <int Rows, int Columns>
+  FOCUS_NOINLINE static void multiply(const float* weights, const bfloat16* values, index_t count,
+                                      float* acc, index_t acc_stride) {
+    constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
+    constexpr int row_pairs = Rows / sizes::pair, column_pairs = Columns / sizes::pair;
+    float32x4_t sum[row_pairs][column_pairs];
+    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+      const float* even = acc + 2 * r * acc_stride;
+      static_for<column_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
+        const float32x4_t a = vld1q_f32(even + 4 * c), b = vld1q_f32(even + acc_stride + 4 * c);
+        sum[r][2 * c] = first_halves(a, b);
+        sum[r][2 * c + 1] = second_halves(a, b);
+      });
+    });
+    for (index_t t = 0; t < count; t += quad) {
+      bfloat16x8_t rows[row_pairs];
+      static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+        rows[r] = detail::load_eight<bfloat16x8_t>(weights + 2 * r * stride);
+      });
+      multiply_pairs(rows, values, sum);
+      weights += quad;
+      values += quad * sizes::panel;
+    }
+    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+      float* even = acc + 2 * r * acc_stride;
+      static_for<column_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
+        vst1q_f32(even + 4 * c, first_halves(sum[r][2 * c], sum[r][2 * c + 1]));
+        vst1q_f32(even + acc_stride + 4 * c, second_halves(sum[r][2 * c], sum[r][2 * c + 1]));
+      });
+    });
+  }
+
+  static index_t place(index_t column, index_t slot) noexcept {
+    return column * sizes::quad + slot;
+  }
+
+  static bfloat16 weight(const float* weights, int row, index_t slot) noexcept {
+    const float* four = weights + (row - row % 2) * sizes::score_stride + slot / 4 * 4;
+    bfloat16 result;
+    std::memcpy(&result, reinterpret_cast<const bfloat16*>(four) + row % 2 * 4 + slot % 4,
+                sizeof result);
+    return result;
+  }
+};
+
+}  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
+
+#endif
