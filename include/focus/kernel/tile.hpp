@@ -356,11 +356,10 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
   A shift[padded_rows] = {}, drop[padded_rows] = {};
-  slot_range own[Rows];
   for (int r = 0; r < Rows; ++r) {
-    own[r] = own_scores<E>(strip.limit[r], base, count);
+    const slot_range own = own_scores<E>(strip.limit[r], base, count);
     const A block_top =
-        highest_score(scores + r * stride + own[r].begin, own[r].end - own[r].begin) * factor;
+        highest_score(scores + r * stride + own.begin, own.end - own.begin) * factor;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
     shift[r] = is_minus_infinity(top) ? A{0} : top;
@@ -370,10 +369,11 @@ void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t
   for (int r = 0; r < padded_rows; r += lanes) exp2<A>(vec<A>::load(drop + r)).store(rescale + r);
   for (int r = 0; r < Rows; ++r) {
     A* const row = scores + r * stride;
-    const index_t begin = own[r].begin, size = own[r].end - begin;
+    const slot_range own = own_scores<E>(strip.limit[r], base, count);
+    const index_t begin = own.begin, size = own.end - begin;
     if constexpr (tile_sizes<E>::rows_apart) {
       fill(row, row + begin, A{0});
-      fill(row + own[r].end, row + count, A{0});
+      fill(row + own.end, row + count, A{0});
     }
     if (gates == nullptr)
       weigh_row(strip, r, shift[r], factor, size, row + begin, rescale[r]);
