@@ -158,58 +158,7 @@ bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stri
   return is_nan(reduce_add(poison));
 }
 
-// ---------------------------------------------------------------- Q K^T
-
-/// scores[r][0, panel) = query row r . key, for one key panel: 2 x 2 tiles of sums in tiles 0 to 3,
-/// queries in 4 and 5, keys in 6 and 7.
-template <int Rows>
-FOCUS_NOINLINE void score_panel(const bfloat16* query, const bfloat16* key_panel, index_t depth,
-                                float* scores) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr index_t tile = sizes::tile, chunk = sizes::depth_chunk, row_bytes = 64;
-  constexpr index_t score_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
-  constexpr bool two = Rows > tile;
-  order_tile_memory();
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (two) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (index_t first = 0; first < depth; first += chunk) {
-    _tile_loadd(6, key_panel, row_bytes);
-    _tile_loadd(4, query, row_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, key_panel + tile * chunk, row_bytes);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (two) {
-      _tile_loadd(5, query + tile * chunk, row_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    query += sizes::padded_rows * chunk;
-    key_panel += sizes::panel * chunk;
-  }
-  _tile_stored(0, scores, score_bytes);
-  _tile_stored(1, scores + tile, score_bytes);
-  if constexpr (two) {
-    _tile_stored(2, scores + tile * sizes::score_stride, score_bytes);
-    _tile_stored(3, scores + tile * sizes::score_stride + tile, score_bytes);
-  }
-  order_tile_memory();
-}
-
-/// Scores of slots [base, end), and of the rest of the last panel, not yet multiplied by their
-/// factor.
-template <int Rows>
-void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index_t base,
-                 index_t end, float* scores) {
-  constexpr int panel = tile_sizes<bfloat16>::panel;
-  for (index_t slot = base; slot < end; slot += panel, scores += panel)
-    score_panel<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
-}
-
-// ---------------------------------------------------------------- P V
+// ---------------------------------------------------------------- weights and products
 
 /// The weights of a row, of whole panels of slots, rounded to bfloat16.
 FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
@@ -239,6 +188,43 @@ template <>
 struct tile_products<bfloat16> {
   using sizes = tile_sizes<bfloat16>;
   static constexpr index_t tile = sizes::tile, panel = sizes::panel;
+
+  /// 2 x 2 tiles of sums in tiles 0 to 3, queries in 4 and 5, keys in 6 and 7.
+  template <int Rows>
+  FOCUS_NOINLINE static void score(const bfloat16* query, const bfloat16* key_panel, index_t depth,
+                                   float* scores) {
+    constexpr index_t chunk = sizes::depth_chunk, row_bytes = 64;
+    constexpr index_t score_bytes = sizes::score_stride * static_cast<index_t>(sizeof(float));
+    constexpr bool two = Rows > tile;
+    order_tile_memory();
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (two) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (index_t first = 0; first < depth; first += chunk) {
+      _tile_loadd(6, key_panel, row_bytes);
+      _tile_loadd(4, query, row_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, key_panel + tile * chunk, row_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (two) {
+        _tile_loadd(5, query + tile * chunk, row_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+      query += sizes::padded_rows * chunk;
+      key_panel += sizes::panel * chunk;
+    }
+    _tile_stored(0, scores, score_bytes);
+    _tile_stored(1, scores + tile, score_bytes);
+    if constexpr (two) {
+      _tile_stored(2, scores + tile * sizes::score_stride, score_bytes);
+      _tile_stored(3, scores + tile * sizes::score_stride + tile, score_bytes);
+    }
+    order_tile_memory();
+  }
 
   /// Sums in tiles 0 to 3, weights in 4 and 5, values in 6 and 7.
   template <int Rows, int Columns>

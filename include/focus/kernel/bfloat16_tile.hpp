@@ -2,8 +2,7 @@
 // Where Q, K, V and out are all stored in bfloat16, both products are made of the bits as they are,
 // with sums in float, and only the weights P are rounded to bfloat16.
 //
-// An instruction set adds how queries, keys, values and weights are packed, tile_products, and
-// overloads of score_slots and weigh_row.
+// An instruction set adds how queries, keys and values are packed, weigh_row, and tile_products.
 #pragma once
 
 #include "focus/config.hpp"
@@ -78,14 +77,27 @@ void rescale_sums(const strip_state<bfloat16>& strip, const float* rescale) {
   }
 }
 
-/// What an instruction set makes of P V. Weights lie in the memory of the scores.
+/// The products of an instruction set, each with one panel. Weights lie in the memory of the
+/// scores.
+///   score<Rows>(query, key_panel, depth, scores)
+///                           scores[r][c] = query row r . key c
 ///   multiply<Rows, Columns>(weights, values, count, acc, acc_stride)
 ///                           acc[r][c] += sum over t < count of weights[r][t] * values[t][c], for
-///                           the first Columns of one value panel
+///                           the first Columns of the panel
 ///   place(column, slot)     of a value, in a panel's slot_step slots
 ///   weight(weights, r, t)   one of them
 template <class E>
 struct tile_products;
+
+/// Scores of slots [base, end), and of the rest of the last panel, not yet multiplied by their
+/// factor.
+template <int Rows, std::same_as<bfloat16> E>
+void score_slots(const E* query, const packed_keys<E>& keys, index_t base, index_t end,
+                 float* scores) {
+  constexpr int panel = tile_sizes<E>::panel;
+  for (index_t slot = base; slot < end; slot += panel, scores += panel)
+    tile_products<E>::template score<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
+}
 
 /// acc = rescale * acc + weights * values over whole steps of slots.
 template <int Rows, std::same_as<bfloat16> E>

@@ -39,7 +39,7 @@ namespace detail {
 
 /// 8 elements from anywhere.
 template <class Vector>
-FOCUS_ALWAYS_INLINE Vector load_eight(const void* from) noexcept {
+FOCUS_ALWAYS_INLINE Vector load_vector(const void* from) noexcept {
   Vector v;
   std::memcpy(&v, from, sizeof v);
   return v;
@@ -53,7 +53,7 @@ template <class T>
 FOCUS_ALWAYS_INLINE uint16x8_t load_bits(const T* row, index_t count) noexcept {
   static_assert(is_bfloat16<T>);
   if (row == nullptr) return vdupq_n_u16(0);
-  if (count >= 8) return detail::load_eight<uint16x8_t>(row);
+  if (count >= 8) return detail::load_vector<uint16x8_t>(row);
   std::uint16_t part[8] = {};
   std::memcpy(part, static_cast<const void*>(row), static_cast<std::size_t>(count) * sizeof *part);
   return vld1q_u16(part);
@@ -131,7 +131,7 @@ bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stri
   return vmaxvq_u16(nonfinite) != 0;
 }
 
-// ---------------------------------------------------------------- products
+// ---------------------------------------------------------------- weights and products
 
 /// sum[r][c] += a(r) * b(c), with a vector for each pair of rows or columns.
 template <int RowPairs, int ColumnPairs>
@@ -139,7 +139,7 @@ FOCUS_ALWAYS_INLINE void multiply_pairs(const bfloat16x8_t (&a)[RowPairs], const
                                         float32x4_t (&sum)[RowPairs][ColumnPairs]) {
   bfloat16x8_t columns[ColumnPairs];
   static_for<ColumnPairs>([&](auto c) FOCUS_LAMBDA_INLINE {
-    columns[c] = detail::load_eight<bfloat16x8_t>(b + 8 * c);
+    columns[c] = detail::load_vector<bfloat16x8_t>(b + c * tile_sizes<bfloat16>::pair_size);
   });
   static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
     static_for<ColumnPairs>(
@@ -155,42 +155,30 @@ FOCUS_ALWAYS_INLINE float32x4_t second_halves(float32x4_t a, float32x4_t b) noex
   return vcombine_f32(vget_high_f32(a), vget_high_f32(b));
 }
 
-/// scores[r][0, panel) = query row r . key, for one key panel.
-template <int Rows>
-FOCUS_NOINLINE void score_panel(const bfloat16* query, const bfloat16* key_panel, index_t depth,
-                                float* scores) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
-  constexpr int row_pairs = Rows / sizes::pair, key_pairs = sizes::panel / sizes::pair;
-  float32x4_t sum[row_pairs][key_pairs];
-  static_for<row_pairs * key_pairs>(
-      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / key_pairs][i % key_pairs] = vdupq_n_f32(0); });
-  for (index_t t = 0; t < depth; t += quad) {
-    bfloat16x8_t rows[row_pairs];
-    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-      rows[r] = detail::load_eight<bfloat16x8_t>(query + 8 * r);
-    });
-    multiply_pairs(rows, key_panel, sum);
-    query += sizes::padded_rows * quad;
-    key_panel += sizes::panel * quad;
-  }
-  static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-    float* even = scores + 2 * r * stride;
-    static_for<key_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
+/// Rows 2 r and 2 r + 1 of `to` from the sums of each pair of rows r.
+template <int RowPairs, int ColumnPairs>
+FOCUS_ALWAYS_INLINE void store_rows(const float32x4_t (&sum)[RowPairs][ColumnPairs], float* to,
+                                    index_t stride) {
+  static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+    float* even = to + 2 * r * stride;
+    static_for<ColumnPairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
       vst1q_f32(even + 4 * c, first_halves(sum[r][2 * c], sum[r][2 * c + 1]));
       vst1q_f32(even + stride + 4 * c, second_halves(sum[r][2 * c], sum[r][2 * c + 1]));
     });
   });
 }
-
-/// Scores of slots [base, end), and of the rest of the last panel, not yet multiplied by their
-/// factor.
-template <int Rows>
-void score_slots(const bfloat16* query, const packed_keys<bfloat16>& keys, index_t base,
-                 index_t end, float* scores) {
-  constexpr int panel = tile_sizes<bfloat16>::panel;
-  for (index_t slot = base; slot < end; slot += panel, scores += panel)
-    score_panel<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
+/// The way back.
+template <int RowPairs, int ColumnPairs>
+FOCUS_ALWAYS_INLINE void load_rows(const float* from, index_t stride,
+                                   float32x4_t (&sum)[RowPairs][ColumnPairs]) {
+  static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+    const float* even = from + 2 * r * stride;
+    static_for<ColumnPairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
+      const float32x4_t a = vld1q_f32(even + 4 * c), b = vld1q_f32(even + stride + 4 * c);
+      sum[r][2 * c] = first_halves(a, b);
+      sum[r][2 * c + 1] = second_halves(a, b);
+    });
+  });
 }
 
 /// The weights of a row, of whole vectors of slots, rounded to bfloat16. Those of an odd row lie in
@@ -216,36 +204,43 @@ template <>
 struct tile_products<bfloat16> {
   using sizes = tile_sizes<bfloat16>;
 
+  template <int Rows>
+  FOCUS_NOINLINE static void score(const bfloat16* query, const bfloat16* key_panel, index_t depth,
+                                   float* scores) {
+    constexpr index_t quad = sizes::quad;
+    constexpr int row_pairs = Rows / sizes::pair, key_pairs = sizes::panel / sizes::pair;
+    float32x4_t sum[row_pairs][key_pairs];
+    static_for<row_pairs * key_pairs>(
+        [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / key_pairs][i % key_pairs] = vdupq_n_f32(0); });
+    for (index_t t = 0; t < depth; t += quad) {
+      bfloat16x8_t rows[row_pairs];
+      static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
+        rows[r] = detail::load_vector<bfloat16x8_t>(query + r * sizes::pair_size);
+      });
+      multiply_pairs(rows, key_panel, sum);
+      query += sizes::padded_rows * quad;
+      key_panel += sizes::panel * quad;
+    }
+    store_rows(sum, scores, sizes::score_stride);
+  }
+
   template <int Rows, int Columns>
   FOCUS_NOINLINE static void multiply(const float* weights, const bfloat16* values, index_t count,
                                       float* acc, index_t acc_stride) {
     constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
     constexpr int row_pairs = Rows / sizes::pair, column_pairs = Columns / sizes::pair;
     float32x4_t sum[row_pairs][column_pairs];
-    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-      const float* even = acc + 2 * r * acc_stride;
-      static_for<column_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
-        const float32x4_t a = vld1q_f32(even + 4 * c), b = vld1q_f32(even + acc_stride + 4 * c);
-        sum[r][2 * c] = first_halves(a, b);
-        sum[r][2 * c + 1] = second_halves(a, b);
-      });
-    });
+    load_rows(acc, acc_stride, sum);
     for (index_t t = 0; t < count; t += quad) {
       bfloat16x8_t rows[row_pairs];
       static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-        rows[r] = detail::load_eight<bfloat16x8_t>(weights + 2 * r * stride);
+        rows[r] = detail::load_vector<bfloat16x8_t>(weights + 2 * r * stride);
       });
       multiply_pairs(rows, values, sum);
       weights += quad;
       values += quad * sizes::panel;
     }
-    static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-      float* even = acc + 2 * r * acc_stride;
-      static_for<column_pairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
-        vst1q_f32(even + 4 * c, first_halves(sum[r][2 * c], sum[r][2 * c + 1]));
-        vst1q_f32(even + acc_stride + 4 * c, second_halves(sum[r][2 * c], sum[r][2 * c + 1]));
-      });
-    });
+    store_rows(sum, acc, acc_stride);
   }
 
   static index_t place(index_t column, index_t slot) noexcept {
@@ -253,9 +248,11 @@ struct tile_products<bfloat16> {
   }
 
   static bfloat16 weight(const float* weights, int row, index_t slot) noexcept {
-    const float* four = weights + (row - row % 2) * sizes::score_stride + slot / 4 * 4;
+    constexpr int pair = sizes::pair, quad = sizes::quad;
+    const float* of_pair = weights + (row - row % pair) * sizes::score_stride + slot / quad * quad;
     bfloat16 result;
-    std::memcpy(&result, reinterpret_cast<const bfloat16*>(four) + row % 2 * 4 + slot % 4,
+    std::memcpy(&result,
+                reinterpret_cast<const bfloat16*>(of_pair) + row % pair * quad + slot % quad,
                 sizeof result);
     return result;
   }

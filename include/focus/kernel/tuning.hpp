@@ -112,10 +112,8 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
 /// a product of two of them is 2 x 2 sums.
 template <>
 struct tile_sizes<bfloat16> : tile_sizes<float> {
-  /// Rows and columns of a product.
-  static constexpr int pair = 2;
-  /// Elements of a row that a product takes.
-  static constexpr int quad = 4;
+  /// Rows and columns of a product, elements of a row that it takes, and of a vector.
+  static constexpr int pair = 2, quad = 4, pair_size = pair * quad;
   /// 4 x 4 vectors of sums + 4 of queries + 4 of keys = 24 of 32; 8 loads feed 16 products.
   static constexpr int half_strip = strip_rows / 2, smallest_strip = half_strip;
   static constexpr int depth_chunk = quad, depth_step = quad;
