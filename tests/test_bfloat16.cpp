@@ -31,8 +31,8 @@ struct carefully_summed {
   std::uint16_t bits = 0;
 };
 
-/// How a call gets its operands: as the library decides, or as if tiles had been refused. Of the
-/// types that the checks know, only those of bfloat16 are called.
+/// How a call gets its operands: as the library decides, or as if the operating system had refused.
+/// Of the types that the checks know, only those of bfloat16 are called.
 enum class grant { asked, refused };
 constexpr auto refuse = [] {
   return false;
