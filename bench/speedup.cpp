@@ -70,6 +70,9 @@ class program {
         for (const index_t tokens : options_.tokens) {
           const bench::attention_setting s = setting(tokens, head_dim);
           const auto cases = cases_of(tokens);
+          if (cases.empty())
+            std::fprintf(stderr, "speedup: %s has no %lld tokens in one window\n",
+                         options_.masks_file.c_str(), static_cast<long long>(tokens));
           const auto results = compare(type, s, cases);
           for (std::size_t c = 0; c < results.size(); ++c)
             table.add(s, type, cases[c], results[c], type == "fp64" ? double_peak_ : single_peak_);

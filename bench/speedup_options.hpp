@@ -48,6 +48,7 @@ inline speedup_options parse_speedup_options(int argc, char** argv) {
            "the patterns that must not be slower than dense, and the worst ratio of each");
   line.parse(argc, argv);
 
+  if (o.no_slower && !o.csv.empty()) line.refuse("--csv: not with --no-slower");
   if (o.long_run) o.tokens.push_back(262144);
   if (o.kv_heads == 0) o.kv_heads = o.heads;
   if (o.heads % o.kv_heads != 0) line.refuse("--heads must be a multiple of --kv-heads");

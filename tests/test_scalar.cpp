@@ -1,10 +1,12 @@
 // Storage types: every 16-bit pattern, every rounding border, types of the user's.
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 #include "catch.hpp"
 #include "focus/scalar.hpp"
@@ -114,6 +116,26 @@ void check_rounding() {
   CHECK(wrong == 0);
 }
 
+/// Numbers become their nearest patterns and come back, however they are converted; integers are
+/// patterns.
+template <class T>
+void check_conversions() {
+  const std::vector<float> numbers = {1.5f, -2.0f, 300.0f, 0.0f};
+  const std::vector<T> converted(numbers.begin(), numbers.end());
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    CHECK(static_cast<float>(converted[i]) == numbers[i]);
+    CHECK(converted[i] == focus::scalar_traits<T>::from_accumulator(numbers[i]));
+    CHECK(T(static_cast<double>(numbers[i])) == converted[i]);
+    CHECK(T{converted[i].bits} == converted[i]);
+    CHECK(T(static_cast<int>(converted[i].bits)) == converted[i]);
+  }
+  CHECK(T(0.1f) == focus::scalar_traits<T>::from_accumulator(0.1f));
+  CHECK(T() == T(0.0f));
+  static_assert(static_cast<float>(T(-0.75f)) == -0.75f);
+  static_assert(!std::is_convertible_v<float, T> && !std::is_convertible_v<int, T>);
+  static_assert(!std::is_convertible_v<T, float>);
+}
+
 }  // namespace
 
 TEST_CASE("scalar: every pattern is widened exactly and comes back") {
@@ -185,6 +207,11 @@ TEST_CASE("scalar: types of the user's") {
     CHECK(focus::detail::narrow<oracle::engine_bfloat16>(x).pattern ==
           focus::detail::narrow<focus::bfloat16>(x).bits);
   }
+}
+
+TEST_CASE("scalar: conversions") {
+  check_conversions<focus::bfloat16>();
+  check_conversions<focus::float16>();
 }
 
 }  // namespace test_scalar

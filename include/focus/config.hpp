@@ -4,7 +4,7 @@
 // line), alike in all translation units of a program:
 //   FOCUS_FORCE_GENERIC   use plain C++ even where the compiler offers a vector instruction set.
 //   FOCUS_PANIC(text)     called with a null-terminated text instead of a throw when exceptions are
-//   off; must not return.
+//   off; must not return. Without it the text goes to stderr, and std::abort is called.
 #pragma once
 
 #if __cplusplus < 202002L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 202002L)

@@ -60,7 +60,8 @@ void run_route(const matrix_view<const H>& hidden, const centroid_params<T>& par
 /// @param log_group_scale  [K], from sinkhorn, natural logarithm; float or double
 /// @param k                1 ... K
 /// @param masks            [n]: exactly k bits each. May not overlap another argument
-/// @param options          tau; the iterations have no part in it
+/// @param options          tau, which must be that of the sinkhorn that gave log_group_scale (else
+///                         the groups are not balanced); the iterations have no part in it
 /// @param exec             where the loops run
 /// @throws invalid_argument before anything is written
 ///

@@ -11,56 +11,7 @@
 
 #include "focus/config.hpp"
 
-namespace focus {
-
-/// bfloat16 as stored: the upper half of a float. Plain data; the same type under any compiler
-/// flags.
-struct bfloat16 {
-  std::uint16_t bits = 0;
-  friend constexpr bool operator==(bfloat16, bfloat16) = default;
-};
-
-/// IEEE 754 binary16 as stored. Plain data; the same type under any compiler flags.
-struct float16 {
-  std::uint16_t bits = 0;
-  friend constexpr bool operator==(float16, float16) = default;
-};
-
-}  // namespace focus
-
 namespace focus::inline FOCUS_ABI {
-
-/// How a 16-bit or 32-bit pattern in memory is to be read, so that kernels can widen whole vectors
-/// at once.
-enum class storage_format { float32, float64, bfloat16, float16, other };
-
-/// What the library needs to know of a storage type. A specialisation for an engine's own type
-/// gives
-///   using accumulator = float;                 // the type in which sums are kept: float or double
-///   static accumulator to_accumulator(T);      // exact widening
-///   static T from_accumulator(accumulator);    // rounding
-///   static constexpr storage_format format;    // optional: bfloat16 or float16 when the type is
-///   just those bits, so
-///                                              // that the vectorised conversions apply
-template <class T>
-struct scalar_traits;
-
-template <>
-struct scalar_traits<float> {
-  using accumulator = float;
-  static constexpr storage_format format = storage_format::float32;
-  static constexpr float to_accumulator(float x) noexcept { return x; }
-  static constexpr float from_accumulator(float x) noexcept { return x; }
-};
-
-template <>
-struct scalar_traits<double> {
-  using accumulator = double;
-  static constexpr storage_format format = storage_format::float64;
-  static constexpr double to_accumulator(double x) noexcept { return x; }
-  static constexpr double from_accumulator(double x) noexcept { return x; }
-};
-
 namespace detail {
 
 /// Rounds to nearest, ties to even; NaN stays NaN (quiet).
@@ -106,6 +57,85 @@ constexpr float float16_bits_to_float(std::uint16_t half) noexcept {
 }
 
 }  // namespace detail
+}  // namespace focus::inline FOCUS_ABI
+
+namespace focus {
+
+/// bfloat16 as stored: the upper half of a float. The same type under any compiler flags.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+
+  FOCUS_ALWAYS_INLINE constexpr bfloat16() noexcept {}
+  /// An integer is the pattern itself.
+  template <std::integral I>
+  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<I, std::uint16_t>)
+      bfloat16(I pattern) noexcept
+      : bits(static_cast<std::uint16_t>(pattern)) {}
+  /// A number is rounded (a double to float before): to nearest, ties to even.
+  template <std::floating_point F>
+  FOCUS_ALWAYS_INLINE constexpr explicit bfloat16(F number) noexcept
+      : bits(detail::float_to_bfloat16_bits(static_cast<float>(number))) {}
+  FOCUS_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
+    return detail::bfloat16_bits_to_float(bits);
+  }
+  friend constexpr bool operator==(bfloat16, bfloat16) = default;
+};
+
+/// IEEE 754 binary16 as stored. The same type under any compiler flags.
+struct float16 {
+  std::uint16_t bits = 0;
+
+  FOCUS_ALWAYS_INLINE constexpr float16() noexcept {}
+  /// An integer is the pattern itself.
+  template <std::integral I>
+  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<I, std::uint16_t>)
+      float16(I pattern) noexcept
+      : bits(static_cast<std::uint16_t>(pattern)) {}
+  /// A number is rounded (a double to float before): to nearest, ties to even, to infinity from
+  /// 65520 on.
+  template <std::floating_point F>
+  FOCUS_ALWAYS_INLINE constexpr explicit float16(F number) noexcept
+      : bits(detail::float_to_float16_bits(static_cast<float>(number))) {}
+  FOCUS_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
+    return detail::float16_bits_to_float(bits);
+  }
+  friend constexpr bool operator==(float16, float16) = default;
+};
+
+}  // namespace focus
+
+namespace focus::inline FOCUS_ABI {
+
+/// How a 16-bit or 32-bit pattern in memory is to be read, so that kernels can widen whole vectors
+/// at once.
+enum class storage_format { float32, float64, bfloat16, float16, other };
+
+/// What the library needs to know of a storage type. A specialisation for an engine's own type
+/// gives
+///   using accumulator = float;                 // the type in which sums are kept: float or double
+///   static accumulator to_accumulator(T);      // exact widening
+///   static T from_accumulator(accumulator);    // rounding
+///   static constexpr storage_format format;    // optional: bfloat16 or float16 when the type is
+///   just those bits, so
+///                                              // that the vectorised conversions apply
+template <class T>
+struct scalar_traits;
+
+template <>
+struct scalar_traits<float> {
+  using accumulator = float;
+  static constexpr storage_format format = storage_format::float32;
+  static constexpr float to_accumulator(float x) noexcept { return x; }
+  static constexpr float from_accumulator(float x) noexcept { return x; }
+};
+
+template <>
+struct scalar_traits<double> {
+  using accumulator = double;
+  static constexpr storage_format format = storage_format::float64;
+  static constexpr double to_accumulator(double x) noexcept { return x; }
+  static constexpr double from_accumulator(double x) noexcept { return x; }
+};
 
 template <>
 struct scalar_traits<bfloat16> {
