@@ -12,7 +12,7 @@
 //                the second half for the row after it
 //
 // BFMMLA takes subnormal numbers for zeros, in the operands and in the sums, and rounds sums to odd
-// whatever FPCR says.
+// whatever FPCR says (but for its bit EBF, where the processor has that).
 #pragma once
 
 #include "focus/config.hpp"
@@ -20,9 +20,9 @@
 
 #include <algorithm>
 #include <arm_neon.h>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "focus/kernel/bfloat16_tile.hpp"
 #include "focus/kernel/exp2.hpp"
@@ -88,8 +88,8 @@ void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat1
   for (index_t r = 0; r < round_up(rows, sizes::strip_rows); r += sizes::pair) {
     for (index_t next = r + ahead; next < (std::min)(r + ahead + sizes::pair, rows); ++next)
       prefetch_row(row_of(next), depth);
-    pack_row_pair(r < rows ? row_of(r) : nullptr, r + 1 < rows ? row_of(r + 1) : nullptr, depth,
-                  sizes::padded_rows * quad, to + r * quad);
+    detail::pack_row_pair(r < rows ? row_of(r) : nullptr, r + 1 < rows ? row_of(r + 1) : nullptr,
+                          depth, sizes::padded_rows * quad, to + r * quad);
   }
 }
 
@@ -97,8 +97,8 @@ template <class RowOf>
 void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
   using sizes = tile_sizes<bfloat16>;
   for (int c = 0; c < sizes::panel; c += sizes::pair)
-    pack_row_pair(row_of(c), row_of(c + 1), depth, sizes::panel * sizes::quad,
-                  to + c * sizes::quad);
+    detail::pack_row_pair(row_of(c), row_of(c + 1), depth, sizes::panel * sizes::quad,
+                          to + c * sizes::quad);
 }
 
 /// The values of one key panel: V^T of 4 slots at a time. True when an element is NaN or infinite.

@@ -98,14 +98,15 @@ inline neon_double round(neon_double x) noexcept {
   return {vrndnq_f64(x.v)};
 }
 
-// n goes straight into the exponent field; of a NaN the conversion leaves 0.
+// n goes straight into the exponent field; of a NaN the conversion leaves 0. The sum is one of
+// unsigned numbers: beside a NaN that hid a row's maximum, n may be anything.
 inline neon_float scale_by_power(neon_float x, neon_float n) noexcept {
-  const int32x4_t shifted = vshlq_n_s32(vcvtq_s32_f32(n.v), 23);
-  return {vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x.v), shifted))};
+  const uint32x4_t shifted = vshlq_n_u32(vreinterpretq_u32_s32(vcvtq_s32_f32(n.v)), 23);
+  return {vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.v), shifted))};
 }
 inline neon_double scale_by_power(neon_double x, neon_double n) noexcept {
-  const int64x2_t shifted = vshlq_n_s64(vcvtq_s64_f64(n.v), 52);
-  return {vreinterpretq_f64_s64(vaddq_s64(vreinterpretq_s64_f64(x.v), shifted))};
+  const uint64x2_t shifted = vshlq_n_u64(vreinterpretq_u64_s64(vcvtq_s64_f64(n.v)), 52);
+  return {vreinterpretq_f64_u64(vaddq_u64(vreinterpretq_u64_f64(x.v), shifted))};
 }
 
 inline neon_float exponent(neon_float x) noexcept {
