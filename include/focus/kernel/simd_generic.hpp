@@ -103,8 +103,8 @@ template <class A>
 FOCUS_ALWAYS_INLINE generic_vector<A> scale_by_power(generic_vector<A> x,
                                                      generic_vector<A> n) noexcept {
   return generic_vector<A>::map([&](std::size_t l) {
-    // Beside a NaN that hid a row's maximum, n may be anything, and NaN itself.
-    const bool is_power = n.lane[l] > A(-2000) && n.lane[l] < A(2000);
+    // Beside a NaN that hid a row's maximum, n may be as large as a score, or NaN itself.
+    const bool is_power = n.lane[l] < A(2000);
     if constexpr (sizeof(A) == 4) {
       const std::int32_t e = is_power ? static_cast<std::int32_t>(n.lane[l]) : 0;
       return x.lane[l] * std::bit_cast<float>(static_cast<std::uint32_t>(e + 127) << 23);
