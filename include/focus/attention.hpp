@@ -171,8 +171,8 @@ void run_attention(const Arguments& args, const resolved_pattern& pattern,
 /// by their own sum: out_i is off by up to 2^-8 times the mean distance of the values v_j from it,
 /// which is at most max |v|, beside its own rounding of 2^-8 |out_i|. An output of another type is
 /// finer than that, and is not computed this way. lse keeps the weights as they were. q . k, before
-/// the scale, must be a finite float, and what is subnormal in it, in q, k
-/// and v, or in a sum of weighted values, counts as 0.
+/// the scale, must be a finite float, and what is subnormal in it, in q, k and v, or in a sum of
+/// weighted values, counts as 0.
 ///
 /// Memory: packed copies of K and V, O(n_k d), of as many kv heads as keep the threads busy.
 /// FlashAttention (arXiv 2205.14135), online softmax (1805.02867).
