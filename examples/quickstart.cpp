@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <random>
-#include <type_traits>
 #include <vector>
 
 #include <focus/focus.hpp>
@@ -43,14 +42,12 @@ int main() {
   focus::route(hidden, router, potentials, /*k=*/1, masks);
   const auto plan = focus::make_routing_plan(masks, {.window = 128, .sink_tokens = 1});
 
-  // All heads at once. Strides show [tokens, heads, head_dim] as [heads, tokens, head_dim].
-  const auto by_head = [&](auto* data, index_t n) {
-    using element = std::remove_pointer_t<decltype(data)>;
-    return focus::tensor_view<element, 3>(data, {n, tokens, head_dim}, {head_dim, n * head_dim, 1});
-  };
+  // All heads at once. by_head shows [tokens, heads, head_dim] as [heads, tokens, head_dim].
   std::vector<float> out(q.size());
-  focus::sparse_attention(by_head(q.data(), heads), by_head(k.data(), kv_heads),
-                          by_head(v.data(), kv_heads), plan, by_head(out.data(), heads));
+  focus::sparse_attention(focus::by_head(q.data(), {tokens, heads, head_dim}),
+                          focus::by_head(k.data(), {tokens, kv_heads, head_dim}),
+                          focus::by_head(v.data(), {tokens, kv_heads, head_dim}), plan,
+                          focus::by_head(out.data(), {tokens, heads, head_dim}));
 
   const double causal_pairs = 0.5 * tokens * (tokens + 1);
   std::printf("%.1f%% of the causal pairs were computed\n",

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -141,6 +142,24 @@ TEST_CASE("tensor_view: can be made at compile time") {
   constexpr matrix_view<const int> view(memory.data(), {2, 3});
   static_assert(view(1, 1) == 4);
   static_assert(view.size() == 6);
+}
+
+TEST_CASE("by_head: tokens and heads change places, nothing is copied") {
+  constexpr index_t tokens = 3, heads = 2, head_dim = 4;
+  std::vector<float> data(tokens * heads * head_dim);
+  std::iota(data.begin(), data.end(), 0.0f);
+  const tensor_view<float, 3> x = focus::by_head(data.data(), {tokens, heads, head_dim});
+  CHECK(x.extents() == std::array<index_t, 3>{heads, tokens, head_dim});
+  CHECK(x.strides() == std::array<index_t, 3>{head_dim, heads * head_dim, 1});
+  CHECK(&x(1, 2, 3) == data.data() + 2 * heads * head_dim + head_dim + 3);
+
+  // Of a buffer in which a token has Q, K and V one after the other: K.
+  const std::vector<float> fused(tokens * 3 * heads * head_dim);
+  const tensor_view<const float, 3> k(fused.data() + heads * head_dim, {tokens, heads, head_dim},
+                                      {3 * heads * head_dim, head_dim, 1});
+  CHECK(&focus::by_head(k)(1, 2, 3) == &k(2, 1, 3));
+  CHECK(focus::by_head<float>(nullptr, {0, heads, head_dim}).empty());
+  CHECK_THROWS_AS(focus::by_head(data.data(), {-1, heads, head_dim}), focus::invalid_argument);
 }
 
 TEST_CASE("tensor_traits: a type of the user's is seen as a view") {

@@ -24,10 +24,10 @@ std::span<float> elements(Eigen::PlainObjectBase<Derived>& m) {
 
 /// The heads of a matrix [tokens, heads * head_dim], as a view [heads, tokens, head_dim].
 inline focus::tensor_view<float, 3> by_head(matrix& x, index_t head_dim) {
-  return {x.data(), {x.cols() / head_dim, x.rows(), head_dim}, {head_dim, x.cols(), 1}};
+  return focus::by_head(x.data(), {x.rows(), x.cols() / head_dim, head_dim});
 }
 inline focus::tensor_view<const float, 3> by_head(const matrix& x, index_t head_dim) {
-  return {x.data(), {x.cols() / head_dim, x.rows(), head_dim}, {head_dim, x.cols(), 1}};
+  return focus::by_head(x.data(), {x.rows(), x.cols() / head_dim, head_dim});
 }
 
 /// normalised[t] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight.

@@ -142,6 +142,20 @@ class tensor_view {
   extents_type strides_ = dense_strides({});
 };
 
+/// [tokens, heads, head_dim] in memory, any strides but the last, seen as the [heads, tokens,
+/// head_dim] that the attention functions take. Nothing is copied.
+template <class T>
+[[nodiscard]] constexpr tensor_view<T, 3> by_head(const tensor_view<T, 3>& x) {
+  return {
+      x.data(), {x.extent(1), x.extent(0), x.extent(2)}, {x.stride(1), x.stride(0), x.stride(2)}};
+}
+/// The same of a dense tensor: extents are those in memory, {tokens, heads, head_dim}. Throws
+/// invalid_argument when one is negative.
+template <class T>
+[[nodiscard]] constexpr tensor_view<T, 3> by_head(T* data, std::array<index_t, 3> extents) {
+  return focus::by_head(tensor_view<T, 3>(data, extents));
+}
+
 /// How a type of the user's is seen as a tensor_view: specialise it with a static `view(x)` that
 /// returns one. focus/eigen.hpp does so for Eigen's row-major matrices.
 template <class X>
