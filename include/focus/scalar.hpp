@@ -59,9 +59,11 @@ constexpr float float16_bits_to_float(std::uint16_t half) noexcept {
 }  // namespace detail
 }  // namespace focus::inline FOCUS_ABI
 
+// The same types under any compiler flags. What they call is not: their functions are always
+// inlined, so that units compiled for different instruction sets share none.
 namespace focus {
 
-/// bfloat16 as stored: the upper half of a float. The same type under any compiler flags.
+/// bfloat16 as stored: the upper half of a float.
 struct bfloat16 {
   std::uint16_t bits = 0;
 
@@ -81,7 +83,7 @@ struct bfloat16 {
   friend constexpr bool operator==(bfloat16, bfloat16) = default;
 };
 
-/// IEEE 754 binary16 as stored. The same type under any compiler flags.
+/// IEEE 754 binary16 as stored.
 struct float16 {
   std::uint16_t bits = 0;
 
@@ -137,29 +139,24 @@ struct scalar_traits<double> {
   static constexpr double from_accumulator(double x) noexcept { return x; }
 };
 
-template <>
-struct scalar_traits<bfloat16> {
+namespace detail {
+
+/// Of a type that converts to float and, rounding, from it.
+template <class T, storage_format Format>
+struct traits_by_conversion {
   using accumulator = float;
-  static constexpr storage_format format = storage_format::bfloat16;
-  static constexpr float to_accumulator(bfloat16 x) noexcept {
-    return detail::bfloat16_bits_to_float(x.bits);
-  }
-  static constexpr bfloat16 from_accumulator(float x) noexcept {
-    return {detail::float_to_bfloat16_bits(x)};
-  }
+  static constexpr storage_format format = Format;
+  static constexpr float to_accumulator(T x) noexcept { return static_cast<float>(x); }
+  static constexpr T from_accumulator(float x) noexcept { return T(x); }
 };
 
+}  // namespace detail
+
 template <>
-struct scalar_traits<float16> {
-  using accumulator = float;
-  static constexpr storage_format format = storage_format::float16;
-  static constexpr float to_accumulator(float16 x) noexcept {
-    return detail::float16_bits_to_float(x.bits);
-  }
-  static constexpr float16 from_accumulator(float x) noexcept {
-    return {detail::float_to_float16_bits(x)};
-  }
+struct scalar_traits<bfloat16> : detail::traits_by_conversion<bfloat16, storage_format::bfloat16> {
 };
+template <>
+struct scalar_traits<float16> : detail::traits_by_conversion<float16, storage_format::float16> {};
 
 /// A storage type: one with a scalar_traits specialisation whose accumulator is float or double.
 template <class T>
