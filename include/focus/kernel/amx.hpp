@@ -80,23 +80,6 @@ struct operand_scope<bfloat16> {
 // ---------------------------------------------------------------- packing
 // Callers find these overloads through the type of row_of, a lambda of this namespace.
 
-/// The bits of up to 32 elements, zeros behind them.
-template <class T>
-FOCUS_ALWAYS_INLINE vec<float> load_pairs(const T* row, index_t count) noexcept {
-  static_assert(is_bfloat16<T>);
-  constexpr index_t most = tile_sizes<bfloat16>::depth_chunk;
-  if (row != nullptr && count >= most) return {_mm512_loadu_ps(static_cast<const void*>(row))};
-  bfloat16 part[static_cast<std::size_t>(most)] = {};
-  if (row != nullptr)
-    std::memcpy(part, static_cast<const void*>(row),
-                static_cast<std::size_t>(count) * sizeof *part);
-  return {_mm512_loadu_ps(static_cast<const void*>(part))};
-}
-
-FOCUS_ALWAYS_INLINE void store_pairs(vec<float> pairs, bfloat16* to) noexcept {
-  _mm512_storeu_ps(static_cast<void*>(to), pairs.v);
-}
-
 /// The query rows as they are; zeros fill up the depth and the last strip.
 template <class RowOf>
 void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
@@ -107,7 +90,7 @@ void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat1
       constexpr index_t ahead = 6;
       if (r + ahead < rows)
         prefetch_row(row_of(r + ahead) + first, (std::min<index_t>)(chunk, depth - first));
-      store_pairs(detail::load_pairs(row_of(r) + first, depth - first), to + r * chunk);
+      store_bits(detail::load_bits<vec<float>>(row_of(r) + first, depth - first), to + r * chunk);
     }
     fill(to + rows * chunk, to + round_up(rows, sizes::strip_rows) * chunk, bfloat16{});
   }
@@ -124,10 +107,10 @@ void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
     for (index_t first = 0; first < depth; first += chunk) {
       vec<float> block[tile];
       for (int c = 0; c < tile; ++c)
-        block[c] =
-            detail::load_pairs(rows[c] == nullptr ? nullptr : rows[c] + first, depth - first);
+        block[c] = detail::load_bits<vec<float>>(rows[c] == nullptr ? nullptr : rows[c] + first,
+                                                 depth - first);
       transpose(block);
-      for (int t = 0; t < tile; ++t) store_pairs(block[t], to + first * sizes::panel + t * chunk);
+      for (int t = 0; t < tile; ++t) store_bits(block[t], to + first * sizes::panel + t * chunk);
     }
   }
 }
@@ -151,8 +134,8 @@ bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stri
       poison = fma(even, vec<float>::zero(), fma(odd, vec<float>::zero(), poison));
       const __m512i pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even.v), 16),
                                             _mm512_castps_si512(odd.v));
-      store_pairs({_mm512_castsi512_ps(pairs)}, panels + (column / panel * stride + first) * panel +
-                                                    (column % panel / tile * tile + c / 2) * panel);
+      store_bits(pairs, panels + (column / panel * stride + first) * panel +
+                            (column % panel / tile * tile + c / 2) * panel);
     }
   }
   return is_nan(reduce_add(poison));

@@ -10,6 +10,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstring>
 
 #include "focus/kernel/pack.hpp"
 #include "focus/kernel/simd.hpp"
@@ -20,6 +21,27 @@
 
 namespace focus::inline FOCUS_ABI {
 namespace detail {
+
+/// The bits of as many elements as a Vector holds; of `count` if that is less, zeros behind them;
+/// all zeros where row is null.
+template <class Vector, class T>
+FOCUS_ALWAYS_INLINE Vector load_bits(const T* row, index_t count) noexcept {
+  static_assert(is_bfloat16<T>);
+  constexpr auto most = static_cast<index_t>(sizeof(Vector) / sizeof(T));
+  if (row != nullptr && count >= most) {
+    Vector all;
+    std::memcpy(&all, static_cast<const void*>(row), sizeof all);
+    return all;
+  }
+  Vector part{};
+  if (row != nullptr)
+    std::memcpy(&part, static_cast<const void*>(row), static_cast<std::size_t>(count) * sizeof(T));
+  return part;
+}
+template <class Vector>
+FOCUS_ALWAYS_INLINE void store_bits(Vector bits, bfloat16* to) noexcept {
+  std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
+}
 
 /// Multiplies `count` scores, whole vectors of them, in place.
 FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor) {

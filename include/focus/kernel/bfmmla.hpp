@@ -20,8 +20,6 @@
 
 #include <algorithm>
 #include <arm_neon.h>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 #include "focus/kernel/bfloat16_tile.hpp"
@@ -37,31 +35,8 @@
 namespace focus::inline FOCUS_ABI {
 namespace detail {
 
-/// 8 elements from anywhere.
-template <class Vector>
-FOCUS_ALWAYS_INLINE Vector load_vector(const void* from) noexcept {
-  Vector v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
 // ---------------------------------------------------------------- packing
 // Callers find these overloads through the type of row_of, a lambda of this namespace.
-
-/// The bits of up to 8 elements, zeros behind them; all zeros where row is null.
-template <class T>
-FOCUS_ALWAYS_INLINE uint16x8_t load_bits(const T* row, index_t count) noexcept {
-  static_assert(is_bfloat16<T>);
-  if (row == nullptr) return vdupq_n_u16(0);
-  if (count >= 8) return detail::load_vector<uint16x8_t>(row);
-  std::uint16_t part[8] = {};
-  std::memcpy(part, static_cast<const void*>(row), static_cast<std::size_t>(count) * sizeof *part);
-  return vld1q_u16(part);
-}
-
-FOCUS_ALWAYS_INLINE void store_bits(uint16x8_t bits, bfloat16* to) noexcept {
-  std::memcpy(static_cast<void*>(to), &bits, sizeof bits);
-}
 
 /// Two rows, 4 elements of each in turn; `step` elements from one 4 of a row to the next. Zeros
 /// fill up the last.
@@ -72,7 +47,7 @@ FOCUS_ALWAYS_INLINE void pack_row_pair(const T* even, const T* odd, index_t dept
   for (index_t t = 0; t < depth; t += 2 * quad, to += 2 * step) {
     const auto four_by_two = [&](const T* row) FOCUS_LAMBDA_INLINE {
       return vreinterpretq_u64_u16(
-          detail::load_bits(row == nullptr ? nullptr : row + t, depth - t));
+          detail::load_bits<uint16x8_t>(row == nullptr ? nullptr : row + t, depth - t));
     };
     const uint64x2_t a = four_by_two(even), b = four_by_two(odd);
     store_bits(vreinterpretq_u16_u64(vzip1q_u64(a, b)), to);
@@ -116,7 +91,8 @@ bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stri
       uint16x8_t row[quad];
       for (int t = 0; t < quad; ++t) {
         const auto* from = row_of(c + t);
-        row[t] = detail::load_bits(from == nullptr ? nullptr : from + column, width - column);
+        row[t] = detail::load_bits<uint16x8_t>(from == nullptr ? nullptr : from + column,
+                                               width - column);
         nonfinite = vorrq_u16(nonfinite, vceqq_u16(vandq_u16(row[t], exponent), exponent));
       }
       bfloat16* to = panels + (column / panel * stride + first + c) * panel;
@@ -133,13 +109,20 @@ bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stri
 
 // ---------------------------------------------------------------- weights and products
 
+/// 8 elements, which may be weights in the memory of floats.
+FOCUS_ALWAYS_INLINE bfloat16x8_t load_pair(const void* from) noexcept {
+  bfloat16x8_t pair;
+  std::memcpy(&pair, from, sizeof pair);
+  return pair;
+}
+
 /// sum[r][c] += a(r) * b(c), with a vector for each pair of rows or columns.
 template <int RowPairs, int ColumnPairs>
 FOCUS_ALWAYS_INLINE void multiply_pairs(const bfloat16x8_t (&a)[RowPairs], const bfloat16* b,
                                         float32x4_t (&sum)[RowPairs][ColumnPairs]) {
   bfloat16x8_t columns[ColumnPairs];
   static_for<ColumnPairs>([&](auto c) FOCUS_LAMBDA_INLINE {
-    columns[c] = detail::load_vector<bfloat16x8_t>(b + c * tile_sizes<bfloat16>::pair_size);
+    columns[c] = load_pair(b + c * tile_sizes<bfloat16>::pair_size);
   });
   static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
     static_for<ColumnPairs>(
@@ -214,9 +197,8 @@ struct tile_products<bfloat16> {
         [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / key_pairs][i % key_pairs] = vdupq_n_f32(0); });
     for (index_t t = 0; t < depth; t += quad) {
       bfloat16x8_t rows[row_pairs];
-      static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-        rows[r] = detail::load_vector<bfloat16x8_t>(query + r * sizes::pair_size);
-      });
+      static_for<row_pairs>(
+          [&](auto r) FOCUS_LAMBDA_INLINE { rows[r] = load_pair(query + r * sizes::pair_size); });
       multiply_pairs(rows, key_panel, sum);
       query += sizes::padded_rows * quad;
       key_panel += sizes::panel * quad;
@@ -233,9 +215,8 @@ struct tile_products<bfloat16> {
     load_rows(acc, acc_stride, sum);
     for (index_t t = 0; t < count; t += quad) {
       bfloat16x8_t rows[row_pairs];
-      static_for<row_pairs>([&](auto r) FOCUS_LAMBDA_INLINE {
-        rows[r] = detail::load_vector<bfloat16x8_t>(weights + 2 * r * stride);
-      });
+      static_for<row_pairs>(
+          [&](auto r) FOCUS_LAMBDA_INLINE { rows[r] = load_pair(weights + 2 * r * stride); });
       multiply_pairs(rows, values, sum);
       weights += quad;
       values += quad * sizes::panel;
