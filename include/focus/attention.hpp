@@ -12,7 +12,8 @@
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// How scores are made: what the packed queries are multiplied by, so that scores come in units of
@@ -196,4 +197,5 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
   });
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

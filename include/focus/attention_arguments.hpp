@@ -11,7 +11,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The extents of one attention call.
@@ -128,4 +129,5 @@ auto check_attention_arguments(const char* function, Q&& q, K&& k, V&& v, Out&& 
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -10,7 +10,8 @@
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 /// The gradient of attention (arXiv 2205.14135, section 3 and appendix B.2), with the same pattern
 /// and score. For loss L and dout = dL / dout:
@@ -57,4 +58,5 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
                        detail::no_pass{}, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -18,7 +18,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Sum of a[c] * b[c] over c < n.
@@ -477,4 +478,5 @@ void run_backward(const Arguments& args, const resolved_score<A>& score,
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -13,7 +13,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Views of the arguments of a backward pass after their checks.
@@ -136,4 +137,5 @@ auto check_backward_arguments(const char* function, bool only_lse, Q&& q, K&& k,
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -12,7 +12,8 @@
 #include "focus/config.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// As std::vector for plain data, except that resize() neither keeps nor initialises elements, and
@@ -96,4 +97,5 @@ class buffer {
 };
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

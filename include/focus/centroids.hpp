@@ -21,7 +21,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 /// The trained router of one layer: all that Focus trains. T is any storage type.
 template <class T>
@@ -400,4 +401,5 @@ void centroid_scores(const Hidden& hidden, const centroid_params<T>& params, Sco
   if (n > 0) detail::run_centroid_scores(h, params, s, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -20,7 +20,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// One vector for each token, as value panels: [ceil(width / panel)][slots][panel].
@@ -489,4 +490,5 @@ void centroid_scores_backward(const Hidden& hidden, const centroid_params<T>& pa
   detail::run_centroid_gradient<A>(h, params, ds, to, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -31,8 +31,18 @@
 #else
 #define FOCUS_HAS_F16C 0
 #endif
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
-    defined(__AVX512VL__) && !defined(FOCUS_FORCE_GENERIC)
+// 512-bit registers may be out of bounds where AVX-512 is not (-mno-evex512, -mavx10.1-256). Clang 18
+// and 19, GCC 14 and 15 say where they are allowed; older and newer compilers know no such limit.
+#if !defined(__EVEX512__) &&                                                   \
+    (defined(__EVEX256__) ||                                                   \
+     (defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 19) || \
+     (!defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 14 && __GNUC__ <= 15))
+#define FOCUS_HAS_512_BITS 0
+#else
+#define FOCUS_HAS_512_BITS 1
+#endif
+#if FOCUS_HAS_512_BITS && defined(__AVX512F__) && defined(__AVX512BW__) && \
+    defined(__AVX512DQ__) && defined(__AVX512VL__) && !defined(FOCUS_FORCE_GENERIC)
 #define FOCUS_HAS_AVX512 1
 #else
 #define FOCUS_HAS_AVX512 0
@@ -59,7 +69,8 @@
 #endif
 // Whether bfloat16 can be multiplied as it is.
 #define FOCUS_HAS_BFLOAT16_PRODUCTS (FOCUS_HAS_AMX || FOCUS_HAS_BFMMLA)
-#if defined(__FAST_MATH__)
+// -ffast-math, or its part that takes NaN and infinity for impossible.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__ > 0)
 #define FOCUS_HAS_FAST_MATH 1
 #else
 #define FOCUS_HAS_FAST_MATH 0
@@ -70,17 +81,35 @@
 #define FOCUS_HAS_EXCEPTIONS 0
 #endif
 
-// Everything with a body lives in an inline namespace named after the version and the features
-// above, so that two translation units with different -m flags in one program never share a
-// function.
-#define FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc) \
-  v##a##_##b##_##c##_##x2##fma##f16##x5##amx##neon##bf16##_##fast##exc
-#define FOCUS_ABI_EXPAND_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc) \
-  FOCUS_ABI_PASTE_(a, b, c, x2, fma, f16, x5, amx, neon, bf16, fast, exc)
-#define FOCUS_ABI                                                                                  \
-  FOCUS_ABI_EXPAND_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH, FOCUS_HAS_AVX2, \
-                    FOCUS_HAS_FMA, FOCUS_HAS_F16C, FOCUS_HAS_AVX512, FOCUS_HAS_AMX,                \
-                    FOCUS_HAS_NEON, FOCUS_HAS_BFMMLA, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
+// What the compiler may use of its own accord in code that names no instruction set.
+#if defined(__AVX512F__)
+#define FOCUS_PLAIN_CODE_LEVEL 4
+#elif defined(__AVX2__)
+#define FOCUS_PLAIN_CODE_LEVEL 3
+#elif defined(__AVX__)
+#define FOCUS_PLAIN_CODE_LEVEL 2
+#elif defined(__SSE3__) || defined(__ARM_FEATURE_SVE)
+#define FOCUS_PLAIN_CODE_LEVEL 1
+#else
+#define FOCUS_PLAIN_CODE_LEVEL 0
+#endif
+
+// Plain data (views' indices, options, 16-bit numbers, masks) lives in an inline namespace named
+// after the version. Everything with a body lives in one that is named after the features above,
+// too. So two translation units in one program never share a function unless version and -m flags
+// are the same, and options can be handed from one to the other where the version is.
+#define FOCUS_PASTE_VERSION_(major, minor, patch) v##major##_##minor##_##patch
+#define FOCUS_EXPAND_VERSION_(...) FOCUS_PASTE_VERSION_(__VA_ARGS__)
+#define FOCUS_VERSION_NAMESPACE \
+  FOCUS_EXPAND_VERSION_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH)
+
+#define FOCUS_PASTE_ABI_(version, avx2, fma, f16c, avx512, amx, neon, bfmmla, level, fast, throws) \
+  version##_##avx2##fma##f16c##avx512##amx##neon##bfmmla##_##level##fast##throws
+#define FOCUS_EXPAND_ABI_(...) FOCUS_PASTE_ABI_(__VA_ARGS__)
+#define FOCUS_ABI                                                                           \
+  FOCUS_EXPAND_ABI_(FOCUS_VERSION_NAMESPACE, FOCUS_HAS_AVX2, FOCUS_HAS_FMA, FOCUS_HAS_F16C, \
+                    FOCUS_HAS_AVX512, FOCUS_HAS_AMX, FOCUS_HAS_NEON, FOCUS_HAS_BFMMLA,      \
+                    FOCUS_PLAIN_CODE_LEVEL, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
 
 // A template that is not inlined into the loop over a tile costs more than the loop: these say what
 // must be.

@@ -17,7 +17,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// A dense expression of Eigen's: Matrix, Array, Map, Ref, Block, Transpose, ...
@@ -85,4 +86,5 @@ struct scalar_traits<Eigen::half> {
   static Eigen::half from_accumulator(float x) noexcept { return Eigen::half(x); }
 };
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

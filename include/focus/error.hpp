@@ -11,7 +11,8 @@
 
 #include "focus/config.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 /// Thrown for every bad argument. what() reads "focus::attention: window: expected at least -1, got
 /// -7".
@@ -42,8 +43,8 @@ inline std::string describe(const std::string& text) {
 inline std::string describe(const char* text) {
   return text;
 }
-template <std::integral I>
-std::string describe(I value) {
+template <std::integral Integer>
+std::string describe(Integer value) {
   return std::to_string(value);
 }
 template <std::floating_point F>
@@ -68,4 +69,5 @@ FOCUS_ALWAYS_INLINE void require(bool holds, const char* function, const char* a
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

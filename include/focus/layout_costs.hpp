@@ -9,7 +9,8 @@
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Costs in computed scores of one head, edges of tiles included. The constants were fitted to
@@ -75,4 +76,5 @@ class layout_costs {
 };
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

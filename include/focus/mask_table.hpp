@@ -9,7 +9,8 @@
 #include "focus/options.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Numbers the distinct masks of a sequence in the order in which they first appear.
@@ -60,4 +61,5 @@ class mask_table {
 };
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -14,7 +14,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The shares of two states in their merged one, and its logsumexp.
@@ -72,9 +73,9 @@ void run_merge(const tensor_view<const TA, 3>& out_a, const matrix_view<const LA
                const tensor_view<TOut, 3>& out, const matrix_view<LOut>& lse,
                const any_executor& exec) {
   constexpr index_t task_rows = 64;
-  const auto [heads, n, value_dim] = out.extents();
+  const index_t heads = out.extent(0), n = out.extent(1), value_dim = out.extent(2);
   const index_t tasks_a_head = ceil_div(n, task_rows);
-  exec.parallel_for(heads * tasks_a_head, [&, n = n, value_dim = value_dim](index_t task, index_t) {
+  exec.parallel_for(heads * tasks_a_head, [&](index_t task, index_t) {
     const index_t h = task / tasks_a_head, first = task % tasks_a_head * task_rows;
     for (index_t i = first; i < (std::min)(first + task_rows, n); ++i) {
       const LA a = lse_a(h, i);
@@ -169,4 +170,5 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
   detail::run_merge<A>(o_a, l_a, o_b, l_b, o, l, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -13,6 +13,7 @@
 #include "focus/tensor_view.hpp"
 
 namespace focus {
+inline namespace FOCUS_VERSION_NAMESPACE {
 
 /// Bit g is set: the token belongs to group g. Up to 64 groups.
 using group_mask = std::uint64_t;
@@ -67,9 +68,11 @@ struct gate_options {
   float sharpness = 10.0f;
 };
 
+}  // namespace FOCUS_VERSION_NAMESPACE
 }  // namespace focus
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// A half-open range of key positions.
@@ -172,4 +175,5 @@ inline void validate(const sinkhorn_options& options, const char* function) {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

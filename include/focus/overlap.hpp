@@ -11,7 +11,8 @@
 
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// One dimension of the difference of two address sets: steps of `stride` bytes from `low` to
@@ -153,4 +154,5 @@ void require_distinct_elements(const tensor_view<Out, Rank>& out, const char* ou
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -17,7 +17,8 @@
 #include "focus/config.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 /// Where the parallel loops of a call run: `parallel_for(tasks, body)` calls body(task, worker)
 /// once for each task in [0, tasks), with worker in [0, concurrency()) and no two calls at a time
@@ -250,4 +251,5 @@ constexpr index_t round_up(index_t a, index_t b) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

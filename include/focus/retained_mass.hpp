@@ -18,7 +18,8 @@
 #include "focus/soft_gate_backward.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The pass over some rows, all keys in token order.
@@ -254,4 +255,5 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
                                    detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -15,7 +15,8 @@
 #include "focus/tensor_view.hpp"
 #include "focus/top_k.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// route after its checks.
@@ -91,4 +92,5 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
   if (n > 0) detail::run_route(h, params, f, k, out, options, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

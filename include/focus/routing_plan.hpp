@@ -19,7 +19,8 @@
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Tokens with the same mask, or with the same group, in a row of an order sorted by these, by
@@ -474,4 +475,5 @@ inline index_t routing_plan::allowed_pairs() const {
   return pairs;
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

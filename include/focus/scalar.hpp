@@ -11,7 +11,8 @@
 
 #include "focus/config.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Rounds to nearest, ties to even; NaN stays NaN (quiet).
@@ -57,11 +58,13 @@ constexpr float float16_bits_to_float(std::uint16_t half) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus
 
 // The same types under any compiler flags. What they call is not: their functions are always
 // inlined, so that units compiled for different instruction sets share none.
 namespace focus {
+inline namespace FOCUS_VERSION_NAMESPACE {
 
 /// bfloat16 as stored: the upper half of a float.
 struct bfloat16 {
@@ -69,9 +72,9 @@ struct bfloat16 {
 
   FOCUS_ALWAYS_INLINE constexpr bfloat16() noexcept {}
   /// An integer is the pattern itself.
-  template <std::integral I>
-  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<I, std::uint16_t>)
-      bfloat16(I pattern) noexcept
+  template <std::integral Integer>
+  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<Integer, std::uint16_t>)
+      bfloat16(Integer pattern) noexcept
       : bits(static_cast<std::uint16_t>(pattern)) {}
   /// A number is rounded (a double to float before): to nearest, ties to even.
   template <std::floating_point F>
@@ -80,7 +83,9 @@ struct bfloat16 {
   FOCUS_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
     return detail::bfloat16_bits_to_float(bits);
   }
-  friend constexpr bool operator==(bfloat16, bfloat16) = default;
+  FOCUS_ALWAYS_INLINE friend constexpr bool operator==(bfloat16 a, bfloat16 b) noexcept {
+    return a.bits == b.bits;
+  }
 };
 
 /// IEEE 754 binary16 as stored.
@@ -89,9 +94,9 @@ struct float16 {
 
   FOCUS_ALWAYS_INLINE constexpr float16() noexcept {}
   /// An integer is the pattern itself.
-  template <std::integral I>
-  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<I, std::uint16_t>)
-      float16(I pattern) noexcept
+  template <std::integral Integer>
+  FOCUS_ALWAYS_INLINE constexpr explicit(!std::same_as<Integer, std::uint16_t>)
+      float16(Integer pattern) noexcept
       : bits(static_cast<std::uint16_t>(pattern)) {}
   /// A number is rounded (a double to float before): to nearest, ties to even, to infinity from
   /// 65520 on.
@@ -101,12 +106,16 @@ struct float16 {
   FOCUS_ALWAYS_INLINE constexpr explicit operator float() const noexcept {
     return detail::float16_bits_to_float(bits);
   }
-  friend constexpr bool operator==(float16, float16) = default;
+  FOCUS_ALWAYS_INLINE friend constexpr bool operator==(float16 a, float16 b) noexcept {
+    return a.bits == b.bits;
+  }
 };
 
+}  // namespace FOCUS_VERSION_NAMESPACE
 }  // namespace focus
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 /// How a 16-bit or 32-bit pattern in memory is to be read, so that kernels can widen whole vectors
 /// at once.
@@ -221,4 +230,5 @@ constexpr bool is_minus_infinity(A x) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -19,7 +19,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The column potentials f of up to 64 groups, as whole vectors; -inf in the lanes that are no
@@ -360,4 +361,5 @@ void assign_groups(const Scores& scores, const LogGroupScale& log_group_scale,
   detail::run_assign_groups(s, f, q, options, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

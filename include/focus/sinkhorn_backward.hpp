@@ -18,7 +18,8 @@
 #include "focus/sinkhorn.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Sums over the tokens, one for each group, while the loop over the tokens runs: those of a chunk
@@ -395,4 +396,5 @@ void assign_groups_backward(const Scores& scores, const LogGroupScale& log_group
   detail::run_assign_groups_backward<A>(q, dq, ds, df, options, detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -18,7 +18,8 @@
 #include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 inline void validate(const gate_options& gate, const char* function) {
@@ -293,4 +294,5 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
                         detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

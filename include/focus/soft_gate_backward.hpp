@@ -18,7 +18,8 @@
 #include "focus/soft_gate.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Views of the assignments and of where their gradients go, after their checks.
@@ -288,4 +289,5 @@ void soft_gate_attention_backward(
                                  detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -16,7 +16,8 @@
 #include "focus/routing_plan.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
@@ -220,4 +221,5 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   });
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -13,7 +13,8 @@
 #include "focus/sparse_attention.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The backward pass over the tiles of a plan's query cells.
@@ -122,4 +123,5 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
                               detail::any_executor(exec));
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

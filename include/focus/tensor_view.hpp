@@ -22,11 +22,14 @@
 #include "focus/error.hpp"
 
 namespace focus {
+inline namespace FOCUS_VERSION_NAMESPACE {
 /// Extents, strides and positions: 64 bits, so that products of extents do not overflow.
 using index_t = std::int64_t;
+}  // namespace FOCUS_VERSION_NAMESPACE
 }  // namespace focus
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 
 template <class T, int Rank>
 class tensor_view;
@@ -275,4 +278,5 @@ inline void require_length(std::size_t length, index_t expected, const char* fun
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -15,7 +15,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// A place in the ranking of numbers as an integer: the larger, the better. NaN is below -infinity,
@@ -31,12 +32,12 @@ constexpr auto rank_of(A x) noexcept {
 }
 
 /// The k groups of the highest rank, the lower group first among equals; `ranks` is used up.
-template <std::signed_integral I>
-constexpr group_mask select_groups(I* ranks, index_t groups, int k) noexcept {
-  constexpr I taken = (std::numeric_limits<I>::min)();  // below any rank
+template <std::signed_integral Rank>
+constexpr group_mask select_groups(Rank* ranks, index_t groups, int k) noexcept {
+  constexpr Rank taken = (std::numeric_limits<Rank>::min)();  // below any rank
   group_mask mask = 0;
   for (int picked = 0; picked < k; ++picked) {
-    I best = taken;
+    Rank best = taken;
     index_t at = 0;
     for (index_t g = 0; g < groups; ++g) {
       const bool better = ranks[g] > best;
@@ -88,4 +89,5 @@ void top_k_groups(const Assignment& assignment, int k, Masks&& masks) {
   }
 }
 
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

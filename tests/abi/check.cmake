@@ -35,7 +35,7 @@ set(shared)
 foreach(name IN LISTS generic)
   # The plain data outside of the inline namespace has implicit constructors: they set members, and are inlined in any
   # optimised build.
-  if(name IN_LIST avx2 AND NOT name MATCHES " W _ZN5focus[0-9]+[a-z_]+_optionsC[12]Ev$")
+  if(name IN_LIST avx2 AND NOT name MATCHES " W _ZN5focus[0-9]+v[0-9]+_[0-9]+_[0-9]+[0-9]+[a-z_]+_optionsC[12]Ev$")
     list(APPEND shared "${name}")
   endif()
 endforeach()

@@ -34,7 +34,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Asks the operating system for the tile registers, on behalf of all threads of the process; false
@@ -258,6 +259,7 @@ struct tile_products<bfloat16> {
 };
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus
 
 #endif

@@ -19,7 +19,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The bits of as many elements as a Vector holds; of `count` if that is less, zeros behind them;
@@ -175,6 +176,7 @@ FOCUS_NOINLINE void accumulate_seen_values(const strip_state<E>& strip, const pa
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "focus/config.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// A number rounded to eighths, and 2 to the power of it.
@@ -30,4 +31,5 @@ inline constexpr std::uint32_t powers_of_eighths[8] = {0x3f800000,
                                                        0x3feac0c7 - 0x700000};
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -8,7 +8,8 @@
 #include "focus/kernel/eighths.hpp"
 #include "focus/kernel/simd.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 template <class A>
@@ -100,4 +101,5 @@ FOCUS_ALWAYS_INLINE vec<A> tanh(vec<A> x) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

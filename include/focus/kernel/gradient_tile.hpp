@@ -26,7 +26,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// to[c][0, Vectors vectors) += sum over rows t of weights[t][c] * rows[t], c < Keys: the product
@@ -464,4 +465,5 @@ class gradient_tile {
 };
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -17,7 +17,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Scratch memory of the tiles of all workers.
@@ -212,4 +213,5 @@ void write_rows(const Arguments& args, const query_tile<E>& tile, index_t head, 
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

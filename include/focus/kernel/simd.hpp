@@ -34,7 +34,8 @@
 #include "focus/kernel/simd_neon.hpp"
 #endif
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 #if FOCUS_HAS_AVX512
@@ -118,4 +119,5 @@ FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

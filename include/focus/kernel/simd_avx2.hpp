@@ -9,7 +9,8 @@
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 template <class A>
@@ -237,4 +238,5 @@ inline avx2_float load_float16(const void* p, avx2_float*) noexcept {
 #endif
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

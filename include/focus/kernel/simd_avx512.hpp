@@ -18,7 +18,8 @@
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 template <class A>
@@ -248,4 +249,5 @@ inline avx512_float load_float16(const void* p, avx512_float*) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -11,7 +11,8 @@
 #include "focus/config.hpp"
 #include "focus/scalar.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// A vector of 16 bytes, which every 64-bit processor has.
@@ -173,4 +174,5 @@ FOCUS_ALWAYS_INLINE void transpose(generic_vector<A> (&rows)[generic_vector<A>::
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

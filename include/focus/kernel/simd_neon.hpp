@@ -8,7 +8,8 @@
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 template <class A>
@@ -187,4 +188,5 @@ inline neon_float load_float16(const void* p, neon_float*) noexcept {
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

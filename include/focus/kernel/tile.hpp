@@ -20,7 +20,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Half-open range of slots.
@@ -466,4 +467,5 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
 }
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

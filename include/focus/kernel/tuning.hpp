@@ -6,7 +6,8 @@
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail {
 
 /// Tile sizes for operands of type E on the instruction set in use: E is the type in which Q, K and
@@ -134,4 +135,5 @@ static_assert(plan_tile_rows <= tile_sizes<float>::tile_rows);
 static_assert(plan_tile_rows <= tile_sizes<double>::tile_rows);
 
 }  // namespace detail
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

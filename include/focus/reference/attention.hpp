@@ -20,13 +20,14 @@
 #include "focus/soft_gate.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail::textbook {
 
 /// How query i stands to key j, by their positions alone.
 enum class pair_kind {
   hidden,   // a later key, and attention is causal
-  near,     // local or sink: attended to whatever the groups are
+  nearby,   // local or sink: attended to whatever the groups are
   distant,  // attended to where the groups allow it
 };
 
@@ -40,7 +41,7 @@ class pair_rule {
     if (pattern_.causal && distance < 0) return pair_kind::hidden;
     const bool local = pattern_.window >= 0 && std::abs(distance) <= pattern_.window;
     const bool sink = j < pattern_.sink_tokens;
-    return local || sink ? pair_kind::near : pair_kind::distant;
+    return local || sink ? pair_kind::nearby : pair_kind::distant;
   }
 
  private:
@@ -146,7 +147,7 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
   const detail::textbook::pair_rule rule(pattern, arguments.shape.n_q, arguments.shape.n_k);
   detail::textbook::softmax_attention(arguments, score,
                                       [&](index_t i, index_t j, double s) -> std::optional<double> {
-                                        if (rule(i, j) != pair_kind::near) return std::nullopt;
+                                        if (rule(i, j) != pair_kind::nearby) return std::nullopt;
                                         return s;
                                       });
 }
@@ -180,7 +181,7 @@ void sparse_attention(const Q& q, const K& k, const V& v, const QueryMasks& quer
         const pair_kind kind = rule(i, j);
         const group_mask shared =
             query_groups[static_cast<std::size_t>(i)] & key_groups[static_cast<std::size_t>(j)];
-        if (kind == pair_kind::near || (kind == pair_kind::distant && shared != 0)) return s;
+        if (kind == pair_kind::nearby || (kind == pair_kind::distant && shared != 0)) return s;
         return std::nullopt;
       });
 }
@@ -232,7 +233,7 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
       arguments, score, [&](index_t i, index_t j, double s) -> std::optional<double> {
         const pair_kind kind = rule(i, j);
         if (kind == pair_kind::hidden) return std::nullopt;
-        if (kind == pair_kind::near) return s;
+        if (kind == pair_kind::nearby) return s;
         const double p = detail::textbook::dot(g_q.row(i), g_k.row(j), groups);
         if (gate.kind == gate_kind::score)
           return s / (1 + std::exp(-static_cast<double>(gate.sharpness) * p));
@@ -314,4 +315,5 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
 }
 
 }  // namespace reference
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -21,7 +21,8 @@
 #include "focus/sparse_attention.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail::textbook {
 
 /// How a pair enters the softmax: with weight a exp(t), and how a and t depend on the score s and
@@ -130,7 +131,7 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
 template <class Real>
 auto local_pairs(const pair_rule& rule) {
   return [rule](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
-    if (rule(i, j) != pair_kind::near) return std::nullopt;
+    if (rule(i, j) != pair_kind::nearby) return std::nullopt;
     return gated_pair<Real>{s};
   };
 }
@@ -152,7 +153,7 @@ auto gated_pairs(const pair_rule& rule, const gate_options& gate, const matrix_v
   return [=](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
     const pair_kind kind = rule(i, j);
     if (kind == pair_kind::hidden) return std::nullopt;
-    if (kind == pair_kind::near) return gated_pair<Real>{s};
+    if (kind == pair_kind::nearby) return gated_pair<Real>{s};
     const Real p = detail::textbook::dot<Real>(g_q.row(i), g_k.row(j), g_q.extent(1));
     if (gate.kind == gate_kind::weight) return gated_pair<Real>{.t = s, .a = p, .da_dp = 1};
     const Real sharpness = static_cast<Real>(gate.sharpness);
@@ -256,4 +257,5 @@ void soft_gate_attention_backward(
 }
 
 }  // namespace reference
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -13,7 +13,8 @@
 #include "focus/retained_mass.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace reference {
 
 /// The mean of lse_full - lse_gated over `rows` (none: all) and heads, and its gradient: arguments
@@ -71,4 +72,5 @@ double retained_mass_loss(const Q& q, const K& k, const QueryAssignment& query_a
 }
 
 }  // namespace reference
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -19,7 +19,8 @@
 #include "focus/sinkhorn.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail::textbook {
 
 /// A dense matrix in double.
@@ -305,4 +306,5 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
 }
 
 }  // namespace reference
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus

@@ -19,7 +19,8 @@
 #include "focus/sinkhorn_backward.hpp"
 #include "focus/tensor_view.hpp"
 
-namespace focus::inline FOCUS_ABI {
+namespace focus {
+inline namespace FOCUS_ABI {
 namespace detail::textbook {
 
 /// Through Q = softmax over the rows of X: dX_ig = Q_ig (dQ_ig - sum_h Q_ih dQ_ih).
@@ -279,4 +280,5 @@ void centroid_scores_backward(const Hidden& hidden, const centroid_params<T>& pa
 }
 
 }  // namespace reference
-}  // namespace focus::inline FOCUS_ABI
+}  // namespace FOCUS_ABI
+}  // namespace focus
