@@ -14,7 +14,7 @@
 #include "catch.hpp"
 #include "executors.hpp"
 #include "focus/attention.hpp"
-#include "focus/attention_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
 #include "focus/options.hpp"
 #include "focus/routing_plan.hpp"
 #include "focus/sparse_attention.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "focus/overlap.hpp"
+#include "focus/checks/overlap.hpp"
 #include "focus/tensor_view.hpp"
 #include "oracle.hpp"
 

@@ -133,7 +133,7 @@ TEST_CASE("routing_plan: in lists, each query is once in each of its groups and 
         const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
         REQUIRE(plan.layout() == focus::detail::plan_layout::groups);
         group_mask listed = 0;
-        for (const focus::detail::cell& list : plan.key_cells()) listed |= list.mask;
+        for (const focus::detail::token_run& list : plan.key_runs()) listed |= list.mask;
         masks met(query.size());
         std::vector<int> finished(query.size());
         for (index_t r = 0; r < plan.rounds(); ++r) {
@@ -149,7 +149,7 @@ TEST_CASE("routing_plan: in lists, each query is once in each of its groups and 
               REQUIRE((met[at] & list) == 0);
               there[at] = true;
               met[at] |= list;
-              finished[at] += plan.finishes(tile, row);
+              finished[at] += plan.is_last_tile_of(tile, row);
             }
           }
         }

@@ -3,11 +3,12 @@
 
 #include <type_traits>
 
-#include "focus/attention.hpp"
-#include "focus/attention_gradients.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/backward_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/backward.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

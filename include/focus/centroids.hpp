@@ -9,33 +9,23 @@
 #include <string>
 #include <type_traits>
 
+#include "focus/centroid_params.hpp"
+#include "focus/checks/overlap.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
-#include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
-
-/// The trained router of one layer: all that Focus trains. T is any storage type.
-template <class T>
-struct centroid_params {
-  /// W_g [d_model, d_group]
-  matrix_view<const T> projection;
-  /// C [K, d_group], 1 <= K <= 64
-  matrix_view<const T> centroids;
-  /// [d_group], added after the projection; empty: none
-  std::span<const T> bias = {};
-  /// cosine: projected tokens (with their bias) and centroids are scaled to length 1
-  similarity metric = similarity::dot;
-};
 
 namespace detail {
 
@@ -316,39 +306,6 @@ class centroid_scorer {
   std::size_t centroids_at_ = 0;      // [K / panel][d_group][panel]
   std::size_t strips_at_ = 0;         // [workers][strip_stride()]
 };
-
-/// Checks what centroid_scores and route have in common; throws invalid_argument.
-template <class H, class T>
-void check_centroid_arguments(const char* function, const matrix_view<const H>& hidden,
-                              const centroid_params<T>& params) {
-  const index_t model_dim = params.projection.extent(0), group_dim = params.projection.extent(1);
-  const index_t groups = params.centroids.extent(0);
-  if (hidden.extent(1) != model_dim)
-    fail_argument(function, "hidden",
-                  "shape [n, d_model = " + std::to_string(model_dim) + " of params.projection]",
-                  describe_shape(hidden.extents()));
-  require(groups >= 1 && groups <= max_groups, function, "params.centroids", "1 to 64 groups",
-          groups);
-  require_shape(params.centroids, {groups, group_dim}, function, "params.centroids");
-  require_data(hidden, function, "hidden");
-  require_data(params.projection, function, "params.projection");
-  require_data(params.centroids, function, "params.centroids");
-  if (!params.bias.empty()) {
-    require_length(params.bias.size(), group_dim, function, "params.bias");
-    detail::require_data(span_view(params.bias), function, "params.bias");
-  }
-}
-
-/// Refuses an output that shares an element with the hidden states or the router.
-template <class Out, int Rank, class H, class T>
-void require_disjoint_from_centroids(const tensor_view<Out, Rank>& out, const char* out_name,
-                                     const matrix_view<const H>& hidden,
-                                     const centroid_params<T>& params, const char* function) {
-  require_disjoint(out, out_name, hidden, "hidden", function);
-  require_disjoint(out, out_name, params.projection, "params.projection", function);
-  require_disjoint(out, out_name, params.centroids, "params.centroids", function);
-  detail::require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
-}
 
 /// Centroid scores after their checks.
 template <class H, class T, class TScore>

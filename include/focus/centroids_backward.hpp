@@ -7,15 +7,18 @@
 #include <span>
 #include <type_traits>
 
+#include "focus/centroid_params.hpp"
 #include "focus/centroids.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -195,24 +198,6 @@ FOCUS_NOINLINE void store_product(const A* z, const A* w, index_t depth, const m
   });
 }
 
-/// The outputs of centroid_scores_backward; null: not wanted.
-template <class TH, class TW, class TB, class TC>
-struct centroid_gradient_views {
-  matrix_view<TH> hidden;
-  matrix_view<TW> projection;
-  std::span<TB> bias;
-  matrix_view<TC> centroids;
-
-  template <class T>
-  [[nodiscard]] static bool wants(const matrix_view<T>& x) noexcept {
-    return x.data() != nullptr || x.extent(0) != 0 || x.extent(1) != 0;
-  }
-  [[nodiscard]] bool wants_projected() const noexcept {
-    return wants(hidden) || wants(projection) || !bias.empty();
-  }
-  [[nodiscard]] bool wants_any() const noexcept { return wants_projected() || wants(centroids); }
-};
-
 /// Eq. 1 backwards. With Z = H W_g + bias and the gradient dS of S = Z C^T,
 ///   dZ = dS C,   dC = dS^T Z,   dH = dZ W_g^T,   dW_g = H^T dZ,   dbias = 1^T dZ,
 /// and for cosines the same with unit vectors in place of Z and C, through whose lengths dZ and dC
@@ -384,53 +369,6 @@ class centroid_gradient {
   std::size_t dprojected_at_ = 0;        // dZ in panels
   std::size_t strips_at_ = 0;            // [workers][strip_stride()]
 };
-
-/// Checks the outputs against the inputs and each other; throws invalid_argument.
-template <class H, class T, class DS, class Views>
-void check_centroid_gradient_arguments(const char* function, const matrix_view<const H>& hidden,
-                                       const centroid_params<T>& params,
-                                       const matrix_view<const DS>& dscores, const Views& to) {
-  check_centroid_arguments(function, hidden, params);
-  require_shape(dscores, {hidden.extent(0), params.centroids.extent(0)}, function, "dscores");
-  require_data(dscores, function, "dscores");
-  const auto check = [&](const auto& out, const char* name) {
-    require_data(out, function, name);
-    require_distinct_elements(out, name, function);
-    require_disjoint_from_centroids(out, name, hidden, params, function);
-    require_disjoint(out, name, dscores, "dscores", function);
-  };
-  const auto dbias = span_view(to.bias);
-  if (to.wants(to.hidden)) {
-    require_shape(to.hidden, hidden.extents(), function, "dhidden");
-    check(to.hidden, "dhidden");
-  }
-  if (to.wants(to.projection)) {
-    require_shape(to.projection, params.projection.extents(), function, "dprojection");
-    check(to.projection, "dprojection");
-    require_disjoint(to.projection, "dprojection", to.hidden, "dhidden", function);
-  }
-  if (!to.bias.empty()) {
-    require_length(to.bias.size(), params.projection.extent(1), function, "dbias");
-    check(dbias, "dbias");
-    require_disjoint(dbias, "dbias", to.hidden, "dhidden", function);
-    require_disjoint(dbias, "dbias", to.projection, "dprojection", function);
-  }
-  if (to.wants(to.centroids)) {
-    require_shape(to.centroids, params.centroids.extents(), function, "dcentroids");
-    check(to.centroids, "dcentroids");
-    require_disjoint(to.centroids, "dcentroids", to.hidden, "dhidden", function);
-    require_disjoint(to.centroids, "dcentroids", to.projection, "dprojection", function);
-    require_disjoint(to.centroids, "dcentroids", dbias, "dbias", function);
-  }
-}
-
-template <class DH, class DW, class DB, class DC>
-auto view_centroid_gradients(DH&& dhidden, DW&& dprojection, DB&& dbias, DC&& dcentroids) {
-  return centroid_gradient_views<element_of<DH>, element_of<DW>, span_element_of<DB>,
-                                 element_of<DC>>{
-      detail::as_view(dhidden), detail::as_view(dprojection), detail::as_span(dbias),
-      detail::as_view(dcentroids)};
-}
 
 /// The gradients after their checks.
 template <class A, class H, class T, class DS, class Views>

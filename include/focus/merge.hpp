@@ -6,10 +6,10 @@
 #include <concepts>
 #include <type_traits>
 
+#include "focus/checks/merge_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/simd.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -54,16 +54,6 @@ void mix_rows(A weight_a, const TA* a, A weight_b, const TB* b, index_t count, T
         length == lanes ? detail::load_widened(b + c) : detail::load_widened_partial(b + c, length);
     detail::store_narrowed(fma(x, factor_a, y * factor_b), to + c, length);
   }
-}
-
-/// Refuses an output that shares an element with an input, unless it is that very tensor.
-template <class Out, class In, int Rank>
-void require_same_or_disjoint(const tensor_view<Out, Rank>& out, const char* out_name,
-                              const tensor_view<const In, Rank>& other, const char* other_name,
-                              const char* function) {
-  if constexpr (std::same_as<Out, In>)
-    if (out.data() == other.data() && out.strides() == other.strides()) return;
-  require_disjoint(out, out_name, other, other_name, function);
 }
 
 /// The merge after its checks.
@@ -142,30 +132,7 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
   const auto l_b = detail::as_const_view(lse_b);
   const auto o = detail::as_view(out);
   const auto l = detail::as_view(lse);
-
-  const index_t heads = o_a.extent(0), n = o_a.extent(1), value_dim = o_a.extent(2);
-  detail::require_shape(l_a, {heads, n}, name, "lse_a");
-  detail::require_shape(o_b, {heads, n, value_dim}, name, "out_b");
-  detail::require_shape(l_b, {heads, n}, name, "lse_b");
-  detail::require_shape(o, {heads, n, value_dim}, name, "out");
-  detail::require_shape(l, {heads, n}, name, "lse");
-  detail::require_data(o_a, name, "out_a");
-  detail::require_data(l_a, name, "lse_a");
-  detail::require_data(o_b, name, "out_b");
-  detail::require_data(l_b, name, "lse_b");
-  detail::require_data(o, name, "out");
-  detail::require_data(l, name, "lse");
-  detail::require_distinct_elements(o, "out", name);
-  detail::require_distinct_elements(l, "lse", name);
-  detail::require_same_or_disjoint(o, "out", o_a, "out_a", name);
-  detail::require_same_or_disjoint(o, "out", o_b, "out_b", name);
-  detail::require_disjoint(o, "out", l_a, "lse_a", name);
-  detail::require_disjoint(o, "out", l_b, "lse_b", name);
-  detail::require_disjoint(o, "out", l, "lse", name);
-  detail::require_same_or_disjoint(l, "lse", l_a, "lse_a", name);
-  detail::require_same_or_disjoint(l, "lse", l_b, "lse_b", name);
-  detail::require_disjoint(l, "lse", o_a, "out_a", name);
-  detail::require_disjoint(l, "lse", o_b, "out_b", name);
+  detail::check_merge_arguments(name, o_a, l_a, o_b, l_b, o, l);
 
   detail::run_merge<A>(o_a, l_a, o_b, l_b, o, l, detail::any_executor(exec));
 }

@@ -8,12 +8,23 @@
 #include <span>
 #include <type_traits>
 
-#include "focus/attention_gradients.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
+#include "focus/kernel/gradient_tile.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/query_tile.hpp"
+#include "focus/kernel/rules.hpp"
+#include "focus/kernel/scratch.hpp"
+#include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/backward.hpp"
+#include "focus/passes/gradient_sums.hpp"
+#include "focus/passes/token_order.hpp"
 #include "focus/soft_gate.hpp"
 #include "focus/soft_gate_backward.hpp"
 #include "focus/tensor_view.hpp"
@@ -23,7 +34,7 @@ inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The pass over some rows, all keys in token order.
-struct row_list_pass : one_round {
+struct row_list_pass : rows_once {
   std::span<const index_t> list;  // empty: all rows
   const resolved_pattern* pattern;
   index_t pairs_a_row;  // about
@@ -43,28 +54,6 @@ struct row_list_pass : one_round {
     attend(no_rules{});
   }
 };
-
-/// Q and K as the arguments of a backward pass that has nothing else.
-template <class TQ, class TK>
-auto check_mass_arguments(const char* function, const tensor_view<const TQ, 3>& q,
-                          const tensor_view<const TK, 3>& k) {
-  static_assert(std::is_same_v<accumulator_t<TQ>, accumulator_t<TK>>,
-                "focus: q and k must both be double, or both be types whose sums are float.");
-  const tensor_view<const float, 3> no_values(nullptr, {k.extent(0), k.extent(1), 0});
-  backward_arguments<TQ, TK, float, float, float, float, float, float, float, float> args{};
-  args.q = q, args.k = k, args.v = no_values;
-  args.shape = check_attention_inputs(function, q, k, no_values);
-  return args;
-}
-
-inline void check_rows(const char* function, std::span<const index_t> rows, index_t n_q) {
-  index_t last = -1;
-  for (const index_t row : rows) {
-    require(row > last, function, "rows", "rising row numbers", row);
-    require(row < n_q, function, "rows", "row numbers below n_q", row);
-    last = row;
-  }
-}
 
 /// Gates whose rows find out their lse themselves: of all visible pairs, and of those that the gate
 /// lets through. The gradient of the loss with regard to the latter is -1 / (rows x heads).
@@ -98,7 +87,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
   }
 
   template <class Arguments, class RowOf>
-  [[nodiscard]] auto row_states(const tile_site<A>& site, const Arguments& args, index_t head,
+  [[nodiscard]] auto row_states(const tile_location<A>& site, const Arguments& args, index_t head,
                                 index_t rows, RowOf row) const {
     query_tile<A> gated(site.memory, gated_layout, site.worker);
     query_tile<A> full(site.memory, full_layout, site.worker);
@@ -170,8 +159,8 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
       split_gates(count, factors + r * stride, gated_scores + r * stride);
     }
     A rescale[tile_sizes<A>::strip_rows + lanes];
-    exponentiate<Rows>(full, scores, base, count, rescale);
-    exponentiate<Rows>(gated, gated_scores, base, count, rescale, A{1}, factors);
+    update_softmax<Rows>(full, scores, base, count, rescale);
+    update_softmax<Rows>(gated, gated_scores, base, count, rescale, A{1}, factors);
   }
 };
 

@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "focus/centroid_params.hpp"
 #include "focus/centroids.hpp"
+#include "focus/checks/overlap.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
+#include "focus/kernel/scratch.hpp"
+#include "focus/kernel/simd.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
 #include "focus/sinkhorn.hpp"
 #include "focus/tensor_view.hpp"
 #include "focus/top_k.hpp"

@@ -9,46 +9,19 @@
 #include <functional>
 #include <span>
 
-#include "focus/buffer.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/tuning.hpp"
-#include "focus/layout_costs.hpp"
-#include "focus/mask_table.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/plan/buffer.hpp"
+#include "focus/plan/cells.hpp"
+#include "focus/plan/layout_costs.hpp"
+#include "focus/plan/mask_table.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
-namespace detail {
-
-/// Tokens with the same mask, or with the same group, in a row of an order sorted by these, by
-/// position within.
-struct cell {
-  group_mask mask = 0;
-  index_t begin = 0, end = 0;
-};
-
-/// Query rows [begin, begin + rows) of the sorted order, all of one cell, or of one list's part of
-/// a round.
-struct cell_tile {
-  index_t cell = 0;
-  index_t begin = 0, rows = 0;
-};
-
-/// How the distant pairs of a plan are laid out.
-enum class plan_layout {
-  none,    ///< no pair is distant: the window pass is all
-  dense,   ///< every visible pair is allowed: the window pass with an unlimited window
-  cells,   ///< keys sorted by mask; a query cell walks the key cells that meet it
-  groups,  ///< a list of keys for each group; a query walks those of its groups, one in each round,
-           ///< leaving out what it has met
-  tested   ///< keys in token order, each pair tested: cells and lists would cost more
-};
-
-}  // namespace detail
-
 /// Which pairs hard Focus attention computes (section 1, steps 4 and 5 of the method), laid out for
 /// the kernels.
 ///
@@ -100,16 +73,16 @@ class routing_plan {
   }
   /// The tiles of query rows, each within a cell, round by round. All queries are in the first
   /// round; there are no tiles where the layout needs no cells.
-  [[nodiscard]] std::span<const detail::cell_tile> tiles() const noexcept { return tiles_.view(); }
+  [[nodiscard]] std::span<const detail::row_tile> tiles() const noexcept { return tiles_.view(); }
   /// The groups of a tile's rows; where the layout is groups, the one whose list they walk.
-  [[nodiscard]] group_mask tile_mask(const detail::cell_tile& tile) const noexcept {
-    return query_cells_[tile.cell].mask;
+  [[nodiscard]] group_mask tile_mask(const detail::row_tile& tile) const noexcept {
+    return query_runs_[tile.run].mask;
   }
   /// None where there are no tiles.
   [[nodiscard]] index_t rounds() const noexcept { return rounds_.size(); }
   [[nodiscard]] detail::task_range round(index_t r) const noexcept { return rounds_[r]; }
   /// Whether query row `row` is in no later round than that of `tile`, which has it.
-  [[nodiscard]] bool finishes(const detail::cell_tile& tile, index_t row) const noexcept {
+  [[nodiscard]] bool is_last_tile_of(const detail::row_tile& tile, index_t row) const noexcept {
     if (layout_ != detail::plan_layout::groups) return true;
     const group_mask list = tile_mask(tile);
     return (query_masks_[row] & shared_groups_ & ~(list | (list - 1))) == 0;
@@ -123,15 +96,15 @@ class routing_plan {
   }
   /// Cells of keys, or lists with the one bit of their group as mask, in rising order: [begin, end)
   /// are slots.
-  [[nodiscard]] std::span<const detail::cell> key_cells() const noexcept {
-    return key_cells_.view();
+  [[nodiscard]] std::span<const detail::token_run> key_runs() const noexcept {
+    return key_runs_.view();
   }
 
  private:
   void rebuild_from(std::span<const group_mask> query_masks, std::span<const group_mask> key_masks,
                     const pattern_options& pattern);
   void number_masks(std::span<const group_mask> masks, index_t first, detail::mask_table& table,
-                    detail::buffer<detail::cell>& cells, detail::buffer<index_t>& cell_of);
+                    detail::buffer<detail::token_run>& cells, detail::buffer<index_t>& cell_of);
   void clear() noexcept;
   void lay_out(const detail::resolved_pattern& pattern);
   void count_groups() noexcept;
@@ -147,8 +120,8 @@ class routing_plan {
   detail::buffer<group_mask> query_masks_, key_masks_;
   detail::buffer<index_t> query_order_, key_slots_;
   detail::buffer<group_mask> slot_masks_;
-  detail::buffer<detail::cell> query_cells_, key_cells_;
-  detail::buffer<detail::cell_tile> tiles_;
+  detail::buffer<detail::token_run> query_runs_, key_runs_;
+  detail::buffer<detail::row_tile> tiles_;
   detail::buffer<detail::task_range> rounds_;
   group_mask shared_groups_ = 0;  // of some query and some key behind the sinks
   detail::plan_layout layout_ = detail::plan_layout::none;
@@ -227,7 +200,7 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
 inline void routing_plan::clear() noexcept {
   query_masks_.clear(), key_masks_.clear();
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
-  query_cells_.clear(), key_cells_.clear(), tiles_.clear(), rounds_.clear();
+  query_runs_.clear(), key_runs_.clear(), tiles_.clear(), rounds_.clear();
   layout_ = detail::plan_layout::none;
 }
 
@@ -238,8 +211,8 @@ inline void routing_plan::lay_out(const detail::resolved_pattern& pattern) {
                                        (!pattern.causal && pattern.distant_after(0) < n_k));
   if (!any_distant) return;
 
-  number_masks(query_masks_.view(), 0, query_table_, query_cells_, cell_of_query_);
-  number_masks(key_masks_.view(), pattern.sinks, key_table_, key_cells_, cell_of_key_);
+  number_masks(query_masks_.view(), 0, query_table_, query_runs_, cell_of_query_);
+  number_masks(key_masks_.view(), pattern.sinks, key_table_, key_runs_, cell_of_key_);
   count_groups();
   layout_ = choose_layout(pattern);
   if (layout_ == detail::plan_layout::cells) {
@@ -255,7 +228,7 @@ inline void routing_plan::lay_out(const detail::resolved_pattern& pattern) {
 /// each token's.
 inline void routing_plan::number_masks(std::span<const group_mask> masks, index_t first,
                                        detail::mask_table& table,
-                                       detail::buffer<detail::cell>& cells,
+                                       detail::buffer<detail::token_run>& cells,
                                        detail::buffer<index_t>& cell_of) {
   table.clear();
   cell_of.resize(static_cast<index_t>(masks.size()));
@@ -270,10 +243,10 @@ inline void routing_plan::number_masks(std::span<const group_mask> masks, index_
 /// Which groups some query and some key have in common, and the number of keys in each of them.
 inline void routing_plan::count_groups() noexcept {
   group_mask asked = 0;
-  for (const detail::cell& c : query_cells_) asked |= c.mask;
+  for (const detail::token_run& c : query_runs_) asked |= c.mask;
   group_sizes_ = {};
   shared_groups_ = 0;
-  for (const detail::cell& c : key_cells_)
+  for (const detail::token_run& c : key_runs_)
     for (group_mask rest = c.mask & asked; rest != 0; rest &= rest - 1) {
       shared_groups_ |= rest & (~rest + 1);
       group_sizes_[static_cast<std::size_t>(std::countr_zero(rest))] += c.end;
@@ -283,7 +256,7 @@ inline void routing_plan::count_groups() noexcept {
 /// The number of queries that walk each group's list in each round.
 inline void routing_plan::count_rounds() {
   round_sizes_.clear();
-  for (const detail::cell& c : query_cells_) {
+  for (const detail::token_run& c : query_runs_) {
     index_t round = 0;
     for (group_mask rest = c.mask & shared_groups_; rest != 0; rest &= rest - 1, ++round) {
       const index_t at = round * max_groups;
@@ -298,7 +271,7 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
   if (shared_groups_ == 0) return detail::plan_layout::none;
   const index_t n_q = query_masks_.size(), n_k = key_masks_.size();
   const detail::layout_costs costs(pattern, n_q);
-  const double tested = costs.tested();
+  const double tested = costs.pair_by_pair();
   double by_cell = tested, by_group = tested;
 
   // Panels that are filled up, and a key that is packed once for each of its groups, must stay a
@@ -306,17 +279,17 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
   constexpr index_t slots_a_key = 4, panel = detail::widest_panel;
   const index_t most_slots = slots_a_key * n_k + max_groups * panel;
   index_t cell_slots = 0, list_slots = 0;
-  for (const detail::cell& c : key_cells_)
+  for (const detail::token_run& c : key_runs_)
     if ((c.mask & shared_groups_) != 0) cell_slots += detail::round_up(c.end, panel);
   for (const index_t size : group_sizes_) list_slots += detail::round_up(size, panel);
 
   // Comparing all cells with all may not outgrow the O(n) of the rest of the plan.
   constexpr index_t tests_a_token = 64;
-  if (query_cells_.size() * key_cells_.size() <= tests_a_token * (n_q + n_k)) {
+  if (query_runs_.size() * key_runs_.size() <= tests_a_token * (n_q + n_k)) {
     bool all_meet = true;
     double cells = costs.before_groups();
-    for (const detail::cell& q : query_cells_)
-      for (const detail::cell& k : key_cells_) {
+    for (const detail::token_run& q : query_runs_)
+      for (const detail::token_run& k : key_runs_) {
         const bool meet = (q.mask & k.mask) != 0;
         all_meet &= meet;
         if (meet) cells += costs.walk(q.end, k.end);
@@ -338,19 +311,19 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
     by_group += costs.rounds(round_sizes_.size() / max_groups, later_rows, list_slots - n_k);
   }
   if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
-  return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::tested;
+  return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::pair_by_pair;
 }
 
-/// Turns the sizes in query_cells_ into ranges and sorts the query rows into them (stable counting
+/// Turns the sizes in query_runs_ into ranges and sorts the query rows into them (stable counting
 /// sort): one round.
 inline void routing_plan::sort_queries_by_cell() {
-  next_.resize(query_cells_.size());
+  next_.resize(query_runs_.size());
   index_t total = 0;
-  for (index_t c = 0; c < query_cells_.size(); ++c) {
-    detail::cell& cell = query_cells_[c];
-    const index_t size = cell.end;
-    cell.begin = next_[c] = total;
-    cell.end = total += size;
+  for (index_t c = 0; c < query_runs_.size(); ++c) {
+    detail::token_run& run = query_runs_[c];
+    const index_t size = run.end;
+    run.begin = next_[c] = total;
+    run.end = total += size;
   }
   query_order_.resize(query_masks_.size());
   for (index_t i = 0; i < query_masks_.size(); ++i) query_order_[next_[cell_of_query_[i]]++] = i;
@@ -358,27 +331,27 @@ inline void routing_plan::sort_queries_by_cell() {
 }
 
 /// Sorts the query rows by their first group that has keys, then those with more by their second,
-/// and so on. query_cells_ become the parts of each round, with the one bit of their group as mask;
+/// and so on. query_runs_ become the parts of each round, with the one bit of their group as mask;
 /// rows without such a group are a part of the first round.
 inline void routing_plan::sort_queries_by_group() {
   const auto groups_of = [&](index_t i) {
     return query_masks_[i] & shared_groups_;
   };
   index_t without = 0;
-  for (const detail::cell& c : query_cells_)
+  for (const detail::token_run& c : query_runs_)
     if ((c.mask & shared_groups_) == 0) without += c.end;
-  query_cells_.clear();
-  if (without > 0) query_cells_.push_back({0, 0, without});
+  query_runs_.clear();
+  if (without > 0) query_runs_.push_back({0, 0, without});
   next_.resize(round_sizes_.size());
   index_t total = without, first_cell = 0;
   for (index_t i = 0; i < round_sizes_.size(); ++i) {
     next_[i] = total;
     if (round_sizes_[i] > 0)
-      query_cells_.push_back({group_mask{1} << i % max_groups, total, total + round_sizes_[i]});
+      query_runs_.push_back({group_mask{1} << i % max_groups, total, total + round_sizes_[i]});
     total += round_sizes_[i];
     if ((i + 1) % max_groups != 0) continue;
     add_round(first_cell);
-    first_cell = query_cells_.size();
+    first_cell = query_runs_.size();
   }
   if (rounds_.size() == 0) add_round(0);
   query_order_.resize(total);
@@ -391,26 +364,26 @@ inline void routing_plan::sort_queries_by_group() {
   }
 }
 
-/// Cuts query_cells_ from `first_cell` on into the tiles of a new round.
+/// Cuts query_runs_ from `first_cell` on into the tiles of a new round.
 inline void routing_plan::add_round(index_t first_cell) {
   const index_t first_tile = tiles_.size();
-  for (index_t c = first_cell; c < query_cells_.size(); ++c) {
-    const detail::cell& cell = query_cells_[c];
-    for (index_t begin = cell.begin; begin < cell.end; begin += detail::plan_tile_rows)
-      tiles_.push_back({c, begin, (std::min)(detail::plan_tile_rows, cell.end - begin)});
+  for (index_t c = first_cell; c < query_runs_.size(); ++c) {
+    const detail::token_run& run = query_runs_[c];
+    for (index_t begin = run.begin; begin < run.end; begin += detail::plan_tile_rows)
+      tiles_.push_back({c, begin, (std::min)(detail::plan_tile_rows, run.end - begin)});
   }
   rounds_.push_back({first_tile, tiles_.size()});
 }
 
 /// The same for the keys from position `first` on, each cell padded to whole panels.
 inline void routing_plan::sort_keys_by_cell(index_t first) {
-  next_.resize(key_cells_.size());
+  next_.resize(key_runs_.size());
   index_t total = 0;
-  for (index_t c = 0; c < key_cells_.size(); ++c) {
-    detail::cell& cell = key_cells_[c];
-    const index_t size = (cell.mask & shared_groups_) != 0 ? cell.end : 0;
-    cell.begin = next_[c] = total;
-    cell.end = total + size;
+  for (index_t c = 0; c < key_runs_.size(); ++c) {
+    detail::token_run& run = key_runs_[c];
+    const index_t size = (run.mask & shared_groups_) != 0 ? run.end : 0;
+    run.begin = next_[c] = total;
+    run.end = total + size;
     total += detail::round_up(size, detail::widest_panel);
   }
   key_slots_.resize(total);
@@ -422,13 +395,13 @@ inline void routing_plan::sort_keys_by_cell(index_t first) {
 /// Lists the keys from position `first` on under each of their groups, each list padded to whole
 /// panels.
 inline void routing_plan::sort_keys_by_group(index_t first) {
-  key_cells_.clear();
+  key_runs_.clear();
   std::array<index_t, max_groups> next{};
   index_t total = 0;
   for (std::size_t g = 0; g < group_sizes_.size(); ++g) {
     if (group_sizes_[g] == 0) continue;
     next[g] = total;
-    key_cells_.push_back({group_mask{1} << g, total, total + group_sizes_[g]});
+    key_runs_.push_back({group_mask{1} << g, total, total + group_sizes_[g]});
     total += detail::round_up(group_sizes_[g], detail::widest_panel);
   }
   key_slots_.resize(total);

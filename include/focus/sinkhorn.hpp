@@ -9,12 +9,14 @@
 #include <span>
 #include <type_traits>
 
+#include "focus/checks/overlap.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/kernel/exp2.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -268,25 +270,6 @@ void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_grou
     potentials[g] =
         static_cast<assignment_accumulator<T, TOut>>(log_group_scale[static_cast<std::size_t>(g)]);
   soften_rows(scores, potentials, options.temperature, assignment, exec);
-}
-
-/// Checks what sinkhorn and assign_groups have in common; throws invalid_argument.
-template <class T, class TOut, class F>
-void check_assignment_arguments(const char* function, const matrix_view<const T>& scores,
-                                const matrix_view<TOut>& assignment, std::span<F> log_group_scale,
-                                const sinkhorn_options& options) {
-  const index_t groups = scores.extent(1);
-  const auto f = span_view(log_group_scale);
-  require(groups >= 1 && groups <= max_groups, function, "scores", "1 to 64 groups", groups);
-  require_data(scores, function, "scores");
-  require_shape(assignment, scores.extents(), function, "assignment");
-  require_data(assignment, function, "assignment");
-  require_distinct_elements(assignment, "assignment", function);
-  require_length(log_group_scale.size(), groups, function, "log_group_scale");
-  require_data(f, function, "log_group_scale");
-  require_disjoint(assignment, "assignment", scores, "scores", function);
-  require_disjoint(assignment, "assignment", f, "log_group_scale", function);
-  validate(options, function);
 }
 
 }  // namespace detail

@@ -7,12 +7,13 @@
 #include <span>
 #include <type_traits>
 
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/kernel/exp2.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/sinkhorn.hpp"
@@ -204,54 +205,6 @@ class sinkhorn_gradient {
   group_potentials<A> first_;  // what exp(L) is measured from in the first iteration, negated
   std::size_t steps_at_ = 0;   // [iterations]
 };
-
-/// Checks what sinkhorn_backward and assign_groups_backward have in common; throws
-/// invalid_argument.
-template <class T, class F, class Q, class DQ, class DS>
-void check_assignment_gradient_arguments(const char* function, const matrix_view<const T>& scores,
-                                         std::span<F> log_group_scale,
-                                         const matrix_view<const Q>& assignment,
-                                         const matrix_view<const DQ>& dassignment,
-                                         const matrix_view<DS>& dscores,
-                                         const sinkhorn_options& options) {
-  const index_t groups = scores.extent(1);
-  const auto f = span_view(log_group_scale);
-  require(groups >= 1 && groups <= max_groups, function, "scores", "1 to 64 groups", groups);
-  require_data(scores, function, "scores");
-  require_shape(assignment, scores.extents(), function, "assignment");
-  require_data(assignment, function, "assignment");
-  require_length(log_group_scale.size(), groups, function, "log_group_scale");
-  require_data(f, function, "log_group_scale");
-  require_shape(dassignment, scores.extents(), function, "dassignment");
-  require_data(dassignment, function, "dassignment");
-  require_shape(dscores, scores.extents(), function, "dscores");
-  require_data(dscores, function, "dscores");
-  require_distinct_elements(dscores, "dscores", function);
-  require_disjoint(dscores, "dscores", scores, "scores", function);
-  require_disjoint(dscores, "dscores", assignment, "assignment", function);
-  require_disjoint(dscores, "dscores", f, "log_group_scale", function);
-  require_disjoint(dscores, "dscores", dassignment, "dassignment", function);
-  validate(options, function);
-}
-
-/// The same for the potentials' gradient, which may be left out.
-template <class T, class F, class Q, class DQ, class DS, class DF>
-void check_potential_gradient(const char* function, std::span<DF> dlog_group_scale,
-                              const matrix_view<const T>& scores, std::span<F> log_group_scale,
-                              const matrix_view<const Q>& assignment,
-                              const matrix_view<const DQ>& dassignment,
-                              const matrix_view<DS>& dscores) {
-  if (dlog_group_scale.empty()) return;
-  constexpr const char* argument = "dlog_group_scale";
-  const auto df = span_view(dlog_group_scale);
-  require_length(dlog_group_scale.size(), scores.extent(1), function, argument);
-  require_data(df, function, argument);
-  require_disjoint(df, argument, scores, "scores", function);
-  require_disjoint(df, argument, span_view(log_group_scale), "log_group_scale", function);
-  require_disjoint(df, argument, assignment, "assignment", function);
-  require_disjoint(df, argument, dassignment, "dassignment", function);
-  require_disjoint(df, argument, dscores, "dscores", function);
-}
 
 /// The type of the sums: double where any of the types is.
 template <class... T>

@@ -7,65 +7,26 @@
 #include <cstddef>
 #include <limits>
 
-#include "focus/attention.hpp"
-#include "focus/attention_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/query_tile.hpp"
+#include "focus/kernel/scratch.hpp"
+#include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/token_order.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
-
-inline void validate(const gate_options& gate, const char* function) {
-  require(gate.kind == gate_kind::score || gate.kind == gate_kind::weight, function, "gate",
-          "gate_kind::score or gate_kind::weight", static_cast<int>(gate.kind));
-  constexpr float most = (std::numeric_limits<float>::max)();
-  require(gate.sharpness >= -most && gate.sharpness <= most, function, "sharpness",
-          "a finite number", gate.sharpness);
-}
-
-/// Checks the assignments; returns the number of groups.
-template <class A, class GQ, class GK>
-index_t check_assignments(const char* function, const attention_shape& shape,
-                          const matrix_view<const GQ>& query_assignment,
-                          const matrix_view<const GK>& key_assignment) {
-  static_assert((std::is_same_v<GQ, float> || std::is_same_v<GQ, A>)&&(std::is_same_v<GK, float> ||
-                                                                       std::is_same_v<GK, A>),
-                "focus: assignments must be float, or double when q, k and v are double.");
-  // Of no tokens there need not be an assignment.
-  const bool no_queries = shape.n_q == 0 && query_assignment.empty();
-  const bool no_keys = shape.n_k == 0 && key_assignment.empty();
-  const index_t groups = no_keys ? query_assignment.extent(1) : key_assignment.extent(1);
-  if (!no_keys || !no_queries)
-    require(groups >= 1 && groups <= max_groups, function,
-            no_keys ? "query_assignment" : "key_assignment", "1 to 64 groups", groups);
-  if (!no_queries)
-    require_shape(query_assignment, {shape.n_q, groups}, function, "query_assignment");
-  if (!no_keys) require_shape(key_assignment, {shape.n_k, groups}, function, "key_assignment");
-  require_data(query_assignment, function, "query_assignment");
-  require_data(key_assignment, function, "key_assignment");
-  return groups;
-}
-
-/// The same, and overlap with the outputs.
-template <class Arguments, class GQ, class GK>
-index_t check_gate_arguments(const char* function, const Arguments& args,
-                             const matrix_view<const GQ>& query_assignment,
-                             const matrix_view<const GK>& key_assignment) {
-  const index_t groups = check_assignments<typename Arguments::accumulator>(
-      function, args.shape, query_assignment, key_assignment);
-  require_disjoint(args.out, "out", query_assignment, "query_assignment", function);
-  require_disjoint(args.out, "out", key_assignment, "key_assignment", function);
-  require_disjoint(args.lse, "lse", query_assignment, "query_assignment", function);
-  require_disjoint(args.lse, "lse", key_assignment, "key_assignment", function);
-  return groups;
-}
 
 /// Packs the key assignments, once for all heads, as the keys of one: the products g_i . g_j are
 /// then scores. width: how many of their elements to pack as values too.
@@ -183,7 +144,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   }
   const bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores) || by_weight;
   A rescale[tile_sizes<A>::strip_rows + lanes];
-  exponentiate<Rows>(strip, scores, base, count, rescale, A{1}, by_weight ? gates : nullptr);
+  update_softmax<Rows>(strip, scores, base, count, rescale, A{1}, by_weight ? gates : nullptr);
 
   const A* weights = scores + (seen.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {
@@ -227,7 +188,7 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
               rows, groups, A{1}, [&](index_t r) { return query_assignment.row(first + r); },
               query_gates);
           for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, pattern.visible_end(first + r)};
-          const packed_keys<A> keys = packer.head(memory, head / s.group_size());
+          const packed_keys<A> keys = packer.head(memory, head / s.queries_per_kv_head());
           tile.attend_strips(keys, [&](auto strip, const strip_state<A>& state, index_t strip_first,
                                        slot_range block) {
             attend_gated_block<strip()>(state, keys, block, score.softcap, gate,

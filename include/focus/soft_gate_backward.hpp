@@ -6,59 +6,28 @@
 #include <limits>
 #include <type_traits>
 
-#include "focus/attention_gradients.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/backward_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/gradient_tile.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/rules.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/backward.hpp"
+#include "focus/passes/gradient_sums.hpp"
 #include "focus/soft_gate.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
-
-/// Views of the assignments and of where their gradients go, after their checks.
-template <class GQ, class GK, class DGQ, class DGK>
-struct assignment_arguments {
-  matrix_view<const GQ> query;
-  matrix_view<const GK> key;
-  matrix_view<DGQ> dquery;
-  matrix_view<DGK> dkey;
-  index_t groups;
-};
-
-/// Checks the assignments and their gradients.
-template <class Arguments, class GQ, class GK, class DGQ, class DGK>
-assignment_arguments<GQ, GK, DGQ, DGK> check_gate_gradients(
-    const char* function, const Arguments& args, const matrix_view<const GQ>& query_assignment,
-    const matrix_view<const GK>& key_assignment, const matrix_view<DGQ>& dquery_assignment,
-    const matrix_view<DGK>& dkey_assignment) {
-  using A = typename Arguments::accumulator;
-  const index_t groups =
-      check_assignments<A>(function, args.shape, query_assignment, key_assignment);
-  require_tensor(dquery_assignment, {args.shape.n_q, groups}, true, function, "dquery_assignment");
-  require_tensor(dkey_assignment, {args.shape.n_k, groups}, true, function, "dkey_assignment");
-  const named_view g_q{query_assignment, "query_assignment"}, g_k{key_assignment, "key_assignment"};
-  const named_view dg_q{dquery_assignment, "dquery_assignment"};
-  const named_view dq{args.dq, "dq"}, dk{args.dk, "dk"}, dv{args.dv, "dv"};
-  detail::require_apart(function, dq, g_q, g_k);
-  detail::require_apart(function, dk, g_q, g_k);
-  detail::require_apart(function, dv, g_q, g_k);
-  const auto apart_from_all = [&](const auto& view, const auto&... others) {
-    detail::require_apart(function, view, named_view{args.q, "q"}, named_view{args.k, "k"},
-                          named_view{args.v, "v"}, named_view{args.out, "out"},
-                          named_view{args.lse, "lse"}, named_view{args.dout, "dout"},
-                          named_view{args.dlse, "dlse"}, g_q, g_k, dq, dk, dv, others...);
-  };
-  apart_from_all(dg_q);
-  apart_from_all(named_view{dkey_assignment, "dkey_assignment"}, dg_q);
-  return {query_assignment, key_assignment, dquery_assignment, dkey_assignment, groups};
-}
 
 /// The gate of one tile in the backward pass. Query row r of the tile is row_of(r).
 template <class A, class RowOf>

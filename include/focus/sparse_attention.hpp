@@ -7,96 +7,25 @@
 #include <span>
 #include <string>
 
-#include "focus/attention.hpp"
-#include "focus/attention_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
+#include "focus/kernel/pack.hpp"
 #include "focus/kernel/query_tile.hpp"
+#include "focus/kernel/rules.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/cell_order.hpp"
+#include "focus/passes/token_order.hpp"
+#include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
-
-inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
-                               const char* function) {
-  if (plan.query_count() == s.n_q && plan.key_count() == s.n_k) return;
-  fail_argument(function, "plan",
-                "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
-                "n_q = " + std::to_string(plan.query_count()) +
-                    ", n_k = " + std::to_string(plan.key_count()));
-}
-
-/// The pattern by which a plan's local pairs are computed: in the dense layout those are all.
-inline resolved_pattern resolve(const routing_plan& plan, const attention_shape& s) {
-  pattern_options pattern = plan.pattern();
-  if (plan.layout() == plan_layout::dense) pattern.window = unlimited_window;
-  return detail::resolve(pattern, s.n_q, s.n_k);
-}
-
-/// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
-/// below limit(row). Rows and keys both go up in position: after a search for the first row, the
-/// others walk along.
-template <class Tile, class Limit>
-void limit_rows_to_prefix(Tile& tile, const cell& keys, std::span<const index_t> slots,
-                          Limit&& limit) {
-  const auto position = [&](index_t slot) {
-    return slots[static_cast<std::size_t>(slot)];
-  };
-  index_t end = keys.begin;
-  for (auto step =
-           static_cast<index_t>(std::bit_floor(static_cast<std::uint64_t>(keys.end - keys.begin)));
-       step > 0; step /= 2)
-    if (end + step <= keys.end && position(end + step - 1) < limit(0)) end += step;
-  for (index_t r = 0; r < tile.rows(); ++r) {
-    while (end < keys.end && position(end) < limit(r)) ++end;
-    tile.limit(r) = {keys.begin, end};
-  }
-}
-
-/// The pass over cells: each tile of a query cell walks the key cells that meet it, or the one list
-/// of its round. Sets the limits of the tile's rows and calls attend(rules) for each.
-template <class Tile, class Attend>
-void attend_distant(Tile& tile, const routing_plan& plan, const cell_tile& rows,
-                    const resolved_pattern& pattern, Attend&& attend) {
-  const index_t* row = plan.query_order().data() + rows.begin;
-  const group_mask mask = plan.tile_mask(rows);
-  // In lists, a key that shares several groups with a query is met in the first of them.
-  group_mask met[Tile::padded_rows] = {}, any_met = 0;
-  if (plan.layout() == plan_layout::groups)
-    for (index_t r = 0; r < rows.rows; ++r)
-      any_met |= met[r] = plan.query_masks()[static_cast<std::size_t>(row[r])] & (mask - 1);
-  const auto attend_cell = [&] {
-    if (any_met == 0)
-      attend(no_rules{});
-    else
-      attend(excluded_groups{met, plan.slot_masks().data()});
-  };
-  for (const cell& c : plan.key_cells()) {
-    if ((c.mask & mask) == 0) continue;
-    limit_rows_to_prefix(tile, c, plan.key_slots(),
-                         [&](index_t r) { return pattern.distant_before(row[r]); });
-    attend_cell();
-    if (pattern.causal) continue;
-    limit_rows_to_prefix(tile, c, plan.key_slots(),
-                         [&](index_t r) { return pattern.distant_after(row[r]); });
-    for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
-    attend_cell();
-  }
-}
-
-/// The plan's pairs tested one by one, in token order: attend(rules), once.
-template <class Tile, class Attend>
-void attend_tested(Tile& tile, const routing_plan& plan, const resolved_pattern& pattern,
-                   index_t first_row, Attend&& attend) {
-  group_mask query_masks[Tile::padded_rows] = {};
-  copy(plan.query_masks().data() + first_row, plan.query_masks().data() + first_row + tile.rows(),
-       query_masks);
-  for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, pattern.visible_end(first_row + r)};
-  attend(strangers{query_masks, plan.key_masks().data(), &pattern, first_row});
-}
 
 /// Sparse attention after its checks.
 template <class E, class Arguments>
@@ -104,11 +33,13 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
                           const resolved_pattern& pattern,
                           const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
   using A = accumulator_t<E>;
-  if (plan.layout() == plan_layout::tested)
+  if (plan.layout() == plan_layout::pair_by_pair)
     return run_in_token_order<E>(
         args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
-          attend_tested(tile, plan, pattern, first,
-                        [&](const strangers& rules) { tile.attend(keys, score.softcap, rules); });
+          attend_pair_by_pair(tile, plan, pattern, first,
+                              [&](const keys_without_shared_group& rules) {
+                                tile.attend(keys, score.softcap, rules);
+                              });
         });
   if (plan.tiles().empty()) return run_attention<E>(args, pattern, score, exec);
 
@@ -126,7 +57,7 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
   scratch.cover(same_scratch);
   const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
   const std::size_t saved_at = scratch.add<A>(
-      any_local || plan.rounds() > 1 ? batch * s.group_size() * s.n_q * saved_size : 0);
+      any_local || plan.rounds() > 1 ? batch * s.queries_per_kv_head() * s.n_q * saved_size : 0);
   const scratch_memory memory(exec, scratch);
   const auto saved_row = [&](index_t head, index_t i) {
     return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
@@ -141,7 +72,7 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
           heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
             query_tile<E> tile(memory, layout, worker);
             tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
-            const packed_keys<E> keys = local_packer.head(memory, head / s.group_size());
+            const packed_keys<E> keys = local_packer.head(memory, head / s.queries_per_kv_head());
             attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
             for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
           });
@@ -154,23 +85,23 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
       const bool goes_on = any_local || round > 0;
       exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
         const index_t head = task % heads;
-        const cell_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
+        const row_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
         const index_t* row = plan.query_order().data() + rows.begin;
         query_tile<E> tile(memory, layout, worker);
         tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
         for (index_t r = 0; r < rows.rows; ++r) {
           // Where the tile will write, rows apart from one another.
-          if (plan.finishes(rows, row[r]))
+          if (plan.is_last_tile_of(rows, row[r]))
             detail::prefetch_row(part.out.row(head, row[r]), s.value_dim);
           if (!goes_on) continue;
           if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
           tile.restore_row(r, saved_row(head, row[r]));
         }
-        const packed_keys<E> keys = cell_packer.head(memory, head / s.group_size());
+        const packed_keys<E> keys = cell_packer.head(memory, head / s.queries_per_kv_head());
         attend_distant(tile, plan, rows, pattern,
                        [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
         for (index_t r = 0; r < rows.rows; ++r)
-          if (plan.finishes(rows, row[r]))
+          if (plan.is_last_tile_of(rows, row[r]))
             detail::write_row(part, tile, r, head, row[r]);
           else
             tile.save_row(r, saved_row(head, row[r]));

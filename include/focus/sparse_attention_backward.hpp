@@ -5,12 +5,16 @@
 #include <string>
 #include <type_traits>
 
-#include "focus/attention_gradients.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/backward_arguments.hpp"
+#include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/backward.hpp"
+#include "focus/passes/cell_order.hpp"
+#include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
-#include "focus/sparse_attention.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -34,10 +38,10 @@ struct cell_pass {
   }
   [[nodiscard]] index_t rounds() const noexcept { return plan->rounds(); }
   [[nodiscard]] task_range round(index_t r) const noexcept { return plan->round(r); }
-  [[nodiscard]] bool finishes(index_t t, index_t r) const noexcept {
-    return plan->finishes(tile(t), row(t, r));
+  [[nodiscard]] bool is_last_tile_of(index_t t, index_t r) const noexcept {
+    return plan->is_last_tile_of(tile(t), row(t, r));
   }
-  [[nodiscard]] const cell_tile& tile(index_t t) const noexcept {
+  [[nodiscard]] const row_tile& tile(index_t t) const noexcept {
     return plan->tiles()[static_cast<std::size_t>(t)];
   }
   [[nodiscard]] index_t rows(index_t t) const noexcept { return tile(t).rows; }
@@ -53,8 +57,8 @@ struct cell_pass {
 /// The keys that an average row meets in its cells, causality aside.
 inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
   index_t pairs = 0;
-  for (const cell_tile& tile : plan.tiles())
-    for (const cell& c : plan.key_cells())
+  for (const row_tile& tile : plan.tiles())
+    for (const token_run& c : plan.key_runs())
       if ((c.mask & plan.tile_mask(tile)) != 0) pairs += tile.rows * (c.end - c.begin);
   return pairs / (std::max<index_t>)(plan.query_count(), 1);
 }
@@ -65,14 +69,14 @@ void run_sparse_backward(const Arguments& args, const routing_plan& plan,
                          const resolved_pattern& pattern, const resolved_score<A>& score,
                          const any_executor& exec) {
   const attention_shape& s = args.shape;
-  if (plan.layout() == plan_layout::tested)
+  if (plan.layout() == plan_layout::pair_by_pair)
     return detail::run_backward(args, score, make_ungated{},
                                 token_order_pass{{s.n_q},
                                                  s.n_k,
                                                  pattern.visible_end(s.n_q / 2),
                                                  [&](auto& tile, index_t first, auto&& attend) {
-                                                   attend_tested(tile, plan, pattern, first,
-                                                                 attend);
+                                                   attend_pair_by_pair(tile, plan, pattern, first,
+                                                                       attend);
                                                  }},
                                 no_pass{}, exec);
   if (plan.tiles().empty())

@@ -8,10 +8,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "focus/checks/overlap.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 

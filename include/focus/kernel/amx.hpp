@@ -27,6 +27,7 @@
 #include "focus/kernel/bfloat16_tile.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"

@@ -5,8 +5,8 @@
 #include <cstddef>
 
 #include "focus/config.hpp"
-#include "focus/kernel/eighths.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/unroll.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {

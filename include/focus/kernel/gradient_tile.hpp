@@ -18,10 +18,12 @@
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
-#include "focus/options.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -114,7 +116,7 @@ template <class A>
 struct key_gradients {
   A *dk = nullptr, *dv = nullptr, *dgates = nullptr;
   index_t dk_stride = 0, dv_stride = 0, dgates_stride = 0;
-  A* nowhere = nullptr;  // for slots that hold no token: as wide as the widest row
+  A* unused_row = nullptr;  // for slots that hold no token: as wide as the widest row
 };
 
 /// Which products a backward pass needs.
@@ -177,7 +179,7 @@ class gradient_tile_layout {
     slopes_at_ = one.add<A>(padded_rows * stride);
     gate_slopes_at_ = one.add<A>(gated ? padded_rows * stride : 0);
     cap_slopes_at_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
-    nowhere_at_ =
+    unused_row_at_ =
         one.add<A>(round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
     stride_ = one.bytes();
     base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
@@ -191,7 +193,7 @@ class gradient_tile_layout {
   std::size_t queries_at_ = 0, douts_at_ = 0, gates_at_ = 0, query_rows_at_ = 0, dout_rows_at_ = 0,
               gate_rows_at_ = 0, dq_at_ = 0, dgates_at_ = 0, lse_at_ = 0, delta_at_ = 0,
               limits_at_ = 0, weights_at_ = 0, slopes_at_ = 0, gate_slopes_at_ = 0,
-              cap_slopes_at_ = 0, nowhere_at_ = 0;
+              cap_slopes_at_ = 0, unused_row_at_ = 0;
   std::size_t stride_ = 0, base_ = 0;
 };
 
@@ -227,12 +229,12 @@ class gradient_tile {
     slopes_ = memory.at<A>(at + layout.slopes_at_);
     gate_slopes_ = memory.at<A>(at + layout.gate_slopes_at_);
     cap_slopes_ = memory.at<A>(at + layout.cap_slopes_at_);
-    nowhere_ = memory.at<A>(at + layout.nowhere_at_);
+    unused_row_ = memory.at<A>(at + layout.unused_row_at_);
   }
 
   [[nodiscard]] index_t rows() const noexcept { return rows_; }
   [[nodiscard]] slot_range& limit(index_t r) noexcept { return limits_[r]; }
-  [[nodiscard]] A* nowhere() const noexcept { return nowhere_; }
+  [[nodiscard]] A* unused_row() const noexcept { return unused_row_; }
 
   /// Begins with `rows` query rows, packed times `factor` for the scores, and gradients of 0.
   /// query_of(r): row r of Q. state_of(r): its row_state.
@@ -446,7 +448,7 @@ class gradient_tile {
                            index_t sums_stride) {
         A* to_key[strip_rows];
         for (index_t c = 0; c < strip_rows; ++c)
-          to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : to.nowhere;
+          to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : to.unused_row;
         accumulate_rows(weights + (slot - block.begin), rows, first_row, last_row, keys, to_key);
       };
       if (wanted_.dv) add(weights_, dout_rows_, to.dv, to.dv_stride);
@@ -459,7 +461,7 @@ class gradient_tile {
   wanted_gradients wanted_;
   index_t rows_ = 0;
   A *queries_, *douts_, *gates_, *dq_, *dgates_, *lse_, *delta_, *weights_, *slopes_, *gate_slopes_,
-      *cap_slopes_, *nowhere_;
+      *cap_slopes_, *unused_row_;
   row_panels<A> query_rows_, dout_rows_, gate_rows_;
   slot_range* limits_;
 };

@@ -17,8 +17,11 @@
 #include <type_traits>
 
 #include "focus/config.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/kernel/unroll.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "focus/config.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/simd_generic.hpp"
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
@@ -56,18 +57,6 @@ using vec = generic_vector<A>;
 void load_bfloat16() = delete;
 void load_float16() = delete;
 void nearest_eighth() = delete;
-
-/// std::fill and std::copy on plain data, in this namespace: the standard's would be shared between
-/// translation units compiled for different instruction sets, and the linker may keep the one that
-/// another processor cannot run.
-template <class T>
-FOCUS_ALWAYS_INLINE void fill(T* first, T* last, std::type_identity_t<T> value) noexcept {
-  for (; first < last; ++first) *first = value;
-}
-template <class T>
-FOCUS_ALWAYS_INLINE void copy(const T* first, const T* last, T* to) noexcept {
-  if (first != last) std::memcpy(to, first, static_cast<std::size_t>(last - first) * sizeof(T));
-}
 
 /// vec<A>::width elements of storage type T, widened. T is float, double, bfloat16, float16 or the
 /// user's own.

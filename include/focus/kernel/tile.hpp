@@ -14,9 +14,11 @@
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tuning.hpp"
-#include "focus/options.hpp"
+#include "focus/kernel/unroll.hpp"
+#include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
@@ -190,100 +192,6 @@ bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_
   return partial;
 }
 
-// Rules say which of the keys within a row's limits are hidden all the same. hide() sets their
-// scores in slots [base, base + count) to -inf for the rows of a strip that begins with row
-// `first_row` of its tile, and returns whether any may have been; hides() decides for one pair.
-
-/// None is.
-struct no_rules {
-  template <int Rows, class A>
-  bool hide(index_t, index_t, index_t, A*) const noexcept {
-    return false;
-  }
-  [[nodiscard]] bool hides(index_t, index_t) const noexcept { return false; }
-};
-
-/// Which keys a row does not see, by whether their groups and `mask` have any in common.
-enum class hidden_keys { meeting, disjoint };
-
-/// Sets the scores of those of `count` keys to -inf.
-template <hidden_keys Hidden, class A>
-void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
-                    A* scores) noexcept {
-  constexpr int lanes = vec<A>::width;
-  constexpr bool hides_meeting = Hidden == hidden_keys::meeting;
-  const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
-  index_t j = 0;
-  for (; j + lanes <= count; j += lanes) {
-    const vec<A> score = vec<A>::load(scores + j);
-    where_disjoint(key_masks + j, mask, hides_meeting ? score : hidden,
-                   hides_meeting ? hidden : score)
-        .store(scores + j);
-  }
-  for (; j < count; ++j)
-    if (((key_masks[j] & mask) != 0) == hides_meeting) scores[j] = minus_infinity<A>();
-}
-
-/// Keys in any of some groups, which each row has of its own, are hidden from it.
-struct excluded_groups {
-  const group_mask* excluded;   // of the tile's rows; the last strip's are all there, whether its
-                                // rows exist or not
-  const group_mask* key_masks;  // [slots]
-
-  template <int Rows, class A>
-  bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
-    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
-      hide_by_groups<hidden_keys::meeting>(key_masks + base, excluded[first_row + r], count,
-                                           scores);
-    return true;
-  }
-  [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
-    return (key_masks[slot] & excluded[row]) != 0;
-  }
-};
-
-/// Slots are positions; pairs that are neither local nor sinks are hidden when they have no group
-/// in common.
-struct strangers {
-  const group_mask* query_masks;  // of the tile's rows; the last strip's are all there, whether its
-                                  // rows exist or not
-  const group_mask* key_masks;    // [n_k]
-  const resolved_pattern* pattern;
-  index_t tile_row;  // the query that row 0 of the tile is
-
-  template <int Rows, class A>
-  bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
-    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
-      const key_range local = pattern->local(tile_row + first_row + r);
-      const index_t sinks = pattern->sink_end(tile_row + first_row + r);
-      const group_mask mask = query_masks[first_row + r];
-      if (local.empty()) {
-        hide_row(mask, sinks, base + count, base, scores);
-      } else {
-        hide_row(mask, sinks, (std::min)(local.begin, base + count), base, scores);
-        hide_row(mask, (std::max)(local.end, sinks), base + count, base, scores);
-      }
-    }
-    return true;
-  }
-  [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
-    const key_range local = pattern->local(tile_row + row);
-    return slot >= pattern->sink_end(tile_row + row) && (slot < local.begin || slot >= local.end) &&
-           (query_masks[row] & key_masks[slot]) == 0;
-  }
-
- private:
-  /// Slots [begin, end), of which those before base are not in `scores`.
-  template <class A>
-  void hide_row(group_mask mask, index_t begin, index_t end, index_t base,
-                A* scores) const noexcept {
-    const index_t first = (std::max)(begin, base);
-    if (first >= end) return;
-    hide_by_groups<hidden_keys::disjoint>(key_masks + first, mask, end - first,
-                                          scores + (first - base));
-  }
-};
-
 /// Turns a row of scores into weights 2^(s - shift) (times their gates, if any) in place; returns
 /// their sum. Two vectors at a time: the exponentials of both overlap.
 template <class A, class... Gates>
@@ -350,9 +258,9 @@ FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
 /// score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
 /// gate.
 template <int Rows, class E>
-void exponentiate(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,
-                  index_t count, accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
-                  const accumulator_t<E>* gates = nullptr) {
+void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,
+                    index_t count, accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
+                    const accumulator_t<E>* gates = nullptr) {
   using A = accumulator_t<E>;
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
@@ -453,7 +361,7 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
   bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores);
   partial |= rules.template hide<Rows>(first_row, base, seen.end - base, scores);
   A rescale[tile_sizes<E>::strip_rows + lanes];
-  exponentiate<Rows>(strip, scores, base, count, rescale, factor);
+  update_softmax<Rows>(strip, scores, base, count, rescale, factor);
 
   A* weights = scores + (taken.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {

@@ -10,14 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "focus/attention_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
+#include "focus/checks/merge_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/merge.hpp"
+#include "focus/error.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/routing_plan.hpp"
 #include "focus/scalar.hpp"
-#include "focus/soft_gate.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -80,7 +81,7 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
   std::vector<double> sum_v(static_cast<std::size_t>(value_dim));
 
   for (index_t h = 0; h < heads; ++h) {
-    const index_t kv = h / a.shape.group_size();
+    const index_t kv = h / a.shape.queries_per_kv_head();
     for (index_t i = 0; i < n_q; ++i) {
       terms.clear();
       for (index_t j = 0; j < n_k; ++j) {
@@ -262,29 +263,8 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
   const auto l_a = detail::as_const_view(lse_a), l_b = detail::as_const_view(lse_b);
   const auto o = detail::as_view(out);
   const auto l = detail::as_view(lse);
+  detail::check_merge_arguments(function, o_a, l_a, o_b, l_b, o, l);
   const auto [heads, n, value_dim] = o_a.extents();
-  detail::require_shape(l_a, {heads, n}, function, "lse_a");
-  detail::require_shape(o_b, o_a.extents(), function, "out_b");
-  detail::require_shape(l_b, {heads, n}, function, "lse_b");
-  detail::require_shape(o, o_a.extents(), function, "out");
-  detail::require_shape(l, {heads, n}, function, "lse");
-  detail::require_data(o_a, function, "out_a");
-  detail::require_data(l_a, function, "lse_a");
-  detail::require_data(o_b, function, "out_b");
-  detail::require_data(l_b, function, "lse_b");
-  detail::require_data(o, function, "out");
-  detail::require_data(l, function, "lse");
-  detail::require_distinct_elements(o, "out", function);
-  detail::require_distinct_elements(l, "lse", function);
-  detail::require_same_or_disjoint(o, "out", o_a, "out_a", function);
-  detail::require_same_or_disjoint(o, "out", o_b, "out_b", function);
-  detail::require_disjoint(o, "out", l_a, "lse_a", function);
-  detail::require_disjoint(o, "out", l_b, "lse_b", function);
-  detail::require_disjoint(o, "out", l, "lse", function);
-  detail::require_same_or_disjoint(l, "lse", l_a, "lse_a", function);
-  detail::require_same_or_disjoint(l, "lse", l_b, "lse_b", function);
-  detail::require_disjoint(l, "lse", o_a, "out_a", function);
-  detail::require_disjoint(l, "lse", o_b, "out_b", function);
 
   using out_type = detail::element_of<Out>;
   using lse_type = detail::element_of<Lse>;

@@ -11,14 +11,16 @@
 #include <type_traits>
 #include <vector>
 
-#include "focus/backward_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/backward_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
+#include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/reference/attention.hpp"
 #include "focus/routing_plan.hpp"
-#include "focus/soft_gate_backward.hpp"
-#include "focus/sparse_attention.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -76,7 +78,7 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
   std::vector<term> terms;
   for (index_t kv = 0; kv < s.kv_heads; ++kv) {
     sum_rows<Real> dk(s.n_k, s.head_dim), dv(s.n_k, s.value_dim);
-    for (index_t h = kv * s.group_size(); h < (kv + 1) * s.group_size(); ++h)
+    for (index_t h = kv * s.queries_per_kv_head(); h < (kv + 1) * s.queries_per_kv_head(); ++h)
       for (index_t i = 0; i < s.n_q; ++i) {
         sum_rows<Real> dq(1, s.head_dim), out(1, s.value_dim);
         terms.clear();

@@ -5,12 +5,14 @@
 #include <span>
 #include <vector>
 
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/reference/attention.hpp"
 #include "focus/reference/attention_backward.hpp"
-#include "focus/retained_mass.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

@@ -9,14 +9,14 @@
 #include <span>
 #include <vector>
 
-#include "focus/centroids.hpp"
+#include "focus/centroid_params.hpp"
+#include "focus/checks/overlap.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/options.hpp"
-#include "focus/overlap.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
-#include "focus/sinkhorn.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

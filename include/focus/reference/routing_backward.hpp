@@ -9,14 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "focus/centroids.hpp"
-#include "focus/centroids_backward.hpp"
+#include "focus/centroid_params.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/reference/routing.hpp"
 #include "focus/scalar.hpp"
-#include "focus/sinkhorn_backward.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

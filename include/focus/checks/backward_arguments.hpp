@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "focus/attention_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/checks/overlap.hpp"
 #include "focus/config.hpp"
-#include "focus/overlap.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
@@ -38,7 +38,7 @@ struct backward_arguments {
   /// The same for kv heads [first, first + count) and the query heads that read them.
   [[nodiscard]] backward_arguments heads_of(index_t first, index_t count) const {
     backward_arguments part = *this;
-    const index_t group = shape.group_size();
+    const index_t group = shape.queries_per_kv_head();
     const index_t first_head = first * group, heads = count * group;
     part.q = heads_slice(q, first_head, heads);
     part.k = heads_slice(k, first, count);

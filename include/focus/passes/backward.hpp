@@ -6,16 +6,20 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "focus/attention.hpp"
-#include "focus/backward_arguments.hpp"
+#include "focus/checks/attention_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/gradient_tile.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/rules.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
-#include "focus/scalar.hpp"
+#include "focus/passes/gradient_sums.hpp"
+#include "focus/passes/token_order.hpp"
+#include "focus/plan/cells.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -36,11 +40,11 @@ A dot_rows(const TA* a, const TB* b, index_t n) {
   return reduce_add(sum);
 }
 
-// A pass goes over tiles of query rows, in rounds in none of which a row is twice. finishes(tile,
+// A pass goes over tiles of query rows, in rounds in none of which a row is twice. is_last_tile_of(tile,
 // r) tells whether the tile's row r is in no later round.
 
 /// What passes have in common that take `count` rows once, one after the other.
-struct one_round {
+struct rows_once {
   index_t count;
 
   [[nodiscard]] index_t tiles() const noexcept { return ceil_div(count, plan_tile_rows); }
@@ -49,13 +53,13 @@ struct one_round {
   }
   [[nodiscard]] static index_t rounds() noexcept { return 1; }
   [[nodiscard]] task_range round(index_t) const noexcept { return {0, tiles()}; }
-  [[nodiscard]] static bool finishes(index_t, index_t) noexcept { return true; }
+  [[nodiscard]] static bool is_last_tile_of(index_t, index_t) noexcept { return true; }
 };
 
 /// A pass over all query rows with the keys in token order. Walk: walk(tile, first row, attend),
 /// which sets the limits of the tile's rows and calls attend(rules).
 template <class Walk>
-struct token_order_pass : one_round {
+struct token_order_pass : rows_once {
   index_t n_k;
   index_t pairs_a_row;  // about
   Walk walk_tile;
@@ -71,7 +75,7 @@ struct token_order_pass : one_round {
   }
 };
 template <class Walk>
-token_order_pass(one_round, index_t, index_t, Walk) -> token_order_pass<Walk>;
+token_order_pass(rows_once, index_t, index_t, Walk) -> token_order_pass<Walk>;
 
 /// The pass over local pairs and sinks.
 inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
@@ -87,13 +91,13 @@ inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
 }
 
 /// Which of the passes over the same rows one is: dQ is kept between them.
-struct pass_place {
+struct pass_position {
   bool first, last;
 };
 
 /// The second pass of what needs one only.
-struct no_pass : one_round {
-  no_pass() noexcept : one_round{0} {}
+struct no_pass : rows_once {
+  no_pass() noexcept : rows_once{0} {}
 
   static constexpr index_t pairs_a_row = 0;
   [[nodiscard]] static index_t slots() noexcept { return 0; }
@@ -105,7 +109,7 @@ struct no_pass : one_round {
 
 /// Where a tile is at work.
 template <class A>
-struct tile_site {
+struct tile_location {
   const scratch_memory& memory;
   const packed_keys<A>& keys;
   index_t worker;
@@ -116,7 +120,7 @@ struct tile_site {
 struct given_row_states {
   /// The row_state of row(r) of a head of `args`, as a function of r.
   template <class A, class Arguments, class RowOf>
-  [[nodiscard]] static auto row_states(const tile_site<A>&, const Arguments& args, index_t head,
+  [[nodiscard]] static auto row_states(const tile_location<A>&, const Arguments& args, index_t head,
                                        index_t, RowOf row) {
     return [&args, head, row](index_t r) {
       const index_t i = row(r);
@@ -146,145 +150,6 @@ struct ungated : given_row_states {
 /// What run_backward makes its gates with.
 struct make_ungated {
   ungated operator()(scratch_plan&, index_t) const noexcept { return {}; }
-};
-
-/// The sums that a batch of kv heads keeps in scratch memory, each row padded to whole panels.
-///
-/// Tasks are (kv head, segment): segment s takes tiles s, s + segments, ... of all query heads of
-/// its kv head, one after the other, and adds to key gradients of its own; these are then added up
-/// in order. The number of segments depends on the work alone, so the sums do not depend on
-/// threads.
-template <class A>
-class gradient_sums {
-  static constexpr int panel = tile_sizes<A>::panel;
-
- public:
-  gradient_sums(scratch_plan& plan, const attention_shape& s, index_t batch, index_t segments,
-                index_t groups, const wanted_gradients& wanted, bool keeps_dq)
-      : n_q_(s.n_q), n_k_(s.n_k), segments_(segments) {
-    dq_stride_ = keeps_dq ? round_up(s.head_dim, panel) : 0;
-    dk_stride_ = wanted.dk ? round_up(s.head_dim, panel) : 0;
-    dv_stride_ = wanted.dv ? round_up(s.value_dim, panel) : 0;
-    dquery_gates_stride_ = wanted.dquery_gates ? round_up(groups, panel) : 0;
-    dkey_gates_stride_ = wanted.dkey_gates ? round_up(groups, panel) : 0;
-    const index_t parts = batch * segments;
-    dq_at_ = plan.add<A>(batch * s.group_size() * n_q_ * dq_stride_);
-    dk_at_ = plan.add<A>(parts * n_k_ * dk_stride_);
-    dv_at_ = plan.add<A>(parts * n_k_ * dv_stride_);
-    dkey_gates_at_ = plan.add<A>(parts * n_k_ * dkey_gates_stride_);
-    dquery_gates_at_ = plan.add<A>(batch * n_q_ * dquery_gates_stride_);
-    all_dquery_gates_at_ = plan.add<A>(n_q_ * dquery_gates_stride_);
-    all_dkey_gates_at_ = plan.add<A>(n_k_ * dkey_gates_stride_);
-  }
-
-  /// Where segment `segment` of a kv head of the batch adds the gradients of its keys.
-  [[nodiscard]] key_gradients<A> keys_of(const scratch_memory& memory, index_t kv_head,
-                                         index_t segment, A* nowhere) const noexcept {
-    const index_t part = kv_head * segments_ + segment;
-    return {memory.at<A>(dk_at_) + part * n_k_ * dk_stride_,
-            memory.at<A>(dv_at_) + part * n_k_ * dv_stride_,
-            memory.at<A>(dkey_gates_at_) + part * n_k_ * dkey_gates_stride_,
-            dk_stride_,
-            dv_stride_,
-            dkey_gates_stride_,
-            nowhere};
-  }
-  /// The dQ of a row between passes and rounds.
-  [[nodiscard]] A* dq(const scratch_memory& memory, index_t head, index_t row) const noexcept {
-    return memory.at<A>(dq_at_) + (head * n_q_ + row) * dq_stride_;
-  }
-  [[nodiscard]] A* dquery_gates(const scratch_memory& memory, index_t kv_head,
-                                index_t row) const noexcept {
-    return memory.at<A>(dquery_gates_at_) + (kv_head * n_q_ + row) * dquery_gates_stride_;
-  }
-  /// Sums over all kv heads.
-  [[nodiscard]] A* all_dquery_gates(const scratch_memory& memory, index_t row) const noexcept {
-    return memory.at<A>(all_dquery_gates_at_) + row * dquery_gates_stride_;
-  }
-  [[nodiscard]] A* all_dkey_gates(const scratch_memory& memory, index_t key) const noexcept {
-    return memory.at<A>(all_dkey_gates_at_) + key * dkey_gates_stride_;
-  }
-
-  void clear_totals(const scratch_memory& memory) const noexcept {
-    fill(all_dquery_gates(memory, 0), all_dquery_gates(memory, n_q_), A{0});
-    fill(all_dkey_gates(memory, 0), all_dkey_gates(memory, n_k_), A{0});
-  }
-  void clear(const scratch_memory& memory, index_t kv_heads, const any_executor& exec) const {
-    exec.parallel_for(kv_heads * segments_, [&](index_t part, index_t) {
-      const key_gradients<A> g = keys_of(memory, part / segments_, part % segments_, nullptr);
-      fill(g.dk, g.dk + n_k_ * dk_stride_, A{0});
-      fill(g.dv, g.dv + n_k_ * dv_stride_, A{0});
-      fill(g.dgates, g.dgates + n_k_ * dkey_gates_stride_, A{0});
-      if (part % segments_ == 0)
-        fill(dquery_gates(memory, part / segments_, 0),
-             dquery_gates(memory, part / segments_, n_q_), A{0});
-    });
-  }
-
-  /// Adds up the segments; writes dk = scale * sum and dv where they are wanted.
-  template <class Arguments>
-  void write_key_gradients(const scratch_memory& memory, const Arguments& args, A scale,
-                           const any_executor& exec) const {
-    if (dk_stride_ == 0 && dv_stride_ == 0) return;
-    for_each_row_chunk(args.shape.kv_heads, n_k_, exec, [&](index_t kv_head, index_t j) {
-      const key_gradients<A> first = keys_of(memory, kv_head, 0, nullptr);
-      if (dk_stride_ > 0)
-        write_sum(first.dk + j * dk_stride_, dk_stride_, scale, args.dk.row(kv_head, j),
-                  args.shape.head_dim);
-      if (dv_stride_ > 0)
-        write_sum(first.dv + j * dv_stride_, dv_stride_, A{1}, args.dv.row(kv_head, j),
-                  args.shape.value_dim);
-    });
-  }
-
-  /// Adds the assignments' gradients of a batch of kv heads to the totals, in the order of the
-  /// heads.
-  void add_gate_gradients(const scratch_memory& memory, index_t kv_heads,
-                          const any_executor& exec) const {
-    if (dquery_gates_stride_ > 0)
-      for_each_row_chunk(1, n_q_, exec, [&](index_t, index_t i) {
-        for (index_t h = 0; h < kv_heads; ++h)
-          add(dquery_gates(memory, h, i), dquery_gates_stride_, all_dquery_gates(memory, i));
-      });
-    if (dkey_gates_stride_ > 0)
-      for_each_row_chunk(1, n_k_, exec, [&](index_t, index_t j) {
-        for (index_t part = 0; part < kv_heads * segments_; ++part)
-          add(memory.at<A>(dkey_gates_at_) + (part * n_k_ + j) * dkey_gates_stride_,
-              dkey_gates_stride_, all_dkey_gates(memory, j));
-      });
-  }
-
-  static void add(const A* from, index_t count, A* to) noexcept {
-    for (index_t c = 0; c < count; c += vec<A>::width)
-      (vec<A>::load(to + c) + vec<A>::load(from + c)).store(to + c);
-  }
-
- private:
-  template <class F>
-  static void for_each_row_chunk(index_t heads, index_t rows, const any_executor& exec, F&& body) {
-    constexpr index_t chunk = 128;
-    const index_t chunks = ceil_div(rows, chunk);
-    exec.parallel_for(heads * chunks, [&](index_t task, index_t) {
-      const index_t first = task % chunks * chunk;
-      for (index_t r = first; r < (std::min)(first + chunk, rows); ++r) body(task / chunks, r);
-    });
-  }
-  template <class T>
-  void write_sum(const A* first, index_t stride, A factor, T* to, index_t width) const {
-    constexpr int lanes = vec<A>::width;
-    for (index_t c = 0; c < width; c += lanes) {
-      vec<A> sum = vec<A>::load(first + c);
-      for (index_t s = 1; s < segments_; ++s)
-        sum = sum + vec<A>::load(first + s * n_k_ * stride + c);
-      detail::store_narrowed<T, A>(sum * vec<A>::broadcast(factor), to + c,
-                                   (std::min<index_t>)(lanes, width - c));
-    }
-  }
-
-  index_t n_q_, n_k_, segments_;
-  index_t dq_stride_, dk_stride_, dv_stride_, dquery_gates_stride_, dkey_gates_stride_;
-  std::size_t dq_at_ = 0, dk_at_ = 0, dv_at_ = 0, dkey_gates_at_ = 0, dquery_gates_at_ = 0,
-              all_dquery_gates_at_ = 0, all_dkey_gates_at_ = 0;
 };
 
 /// How many segments share the keys of a kv head: some 32 tasks in all, as long as zeroing and
@@ -373,7 +238,7 @@ class backward_run {
   /// One pass over the heads of a batch. first_head: the batch's first among all.
   template <class Pass>
   void run_pass(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
-                pass_place place) const {
+                pass_position place) const {
     const auto token_of = [&](index_t slot) {
       return slot < pass.slots() ? pass.token_of(slot) : -1;
     };
@@ -391,27 +256,27 @@ class backward_run {
 
   template <class Pass, class TokenOf>
   void run_round(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
-                 task_range tiles, const TokenOf& token_of, pass_place place) const {
+                 task_range tiles, const TokenOf& token_of, pass_position place) const {
     exec_.parallel_for(part.shape.kv_heads * segments_, [&](index_t task, index_t worker) {
       const index_t kv_head = task / segments_, segment = task % segments_;
       gradient_tile<A> tile(memory_, layout_, worker);
-      const key_gradients<A> key_sums = sums_.keys_of(memory_, kv_head, segment, tile.nowhere());
+      const key_gradients<A> key_sums = sums_.keys_of(memory_, kv_head, segment, tile.unused_row());
       const packed_keys<A> keys = packed.keys.head(memory_, kv_head);
       const packed_keys<A> values = packed.values.head(memory_, kv_head);
-      const index_t group_size = args_.shape.group_size();
+      const index_t group_size = args_.shape.queries_per_kv_head();
       for (index_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head)
         for (index_t t = tiles.begin + segment; t < tiles.end; t += segments_) {
           const auto row = [&](index_t r) {
             return pass.row(t, r);
           };
-          const tile_site<A> site{memory_, keys, worker, first_head + head};
+          const tile_location<A> site{memory_, keys, worker, first_head + head};
           const auto gate = begin_tile(tile, part, head, pass.rows(t), row, site, place);
           if (!any_wanted()) continue;
           pass.walk(tile, t, [&](const auto& rules) {
             tile.attend(keys, values, score_.softcap, rules, gate, token_of, key_sums);
           });
           finish_tile(tile, part, head, kv_head, row,
-                      [&](index_t r) { return place.last && pass.finishes(t, r); });
+                      [&](index_t r) { return place.last && pass.is_last_tile_of(t, r); });
         }
     });
   }
@@ -419,7 +284,7 @@ class backward_run {
   /// Row r of the tile is row(r) of `head`. Returns its gate.
   template <class Row>
   auto begin_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t rows,
-                  const Row& row, const tile_site<A>& site, pass_place place) const {
+                  const Row& row, const tile_location<A>& site, pass_position place) const {
     tile.begin(
         rows, query_factor(score_), [&](index_t r) { return part.q.row(head, row(r)); },
         gates_.row_states(site, part, head, rows, row));

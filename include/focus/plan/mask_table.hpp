@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "focus/buffer.hpp"
 #include "focus/config.hpp"
-#include "focus/kernel/simd.hpp"
+#include "focus/kernel/plain_data.hpp"
 #include "focus/options.hpp"
+#include "focus/plan/buffer.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

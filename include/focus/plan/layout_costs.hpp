@@ -44,7 +44,9 @@ class layout_costs {
   }
 
   /// The one pass in token order that tests each pair.
-  [[nodiscard]] double tested() const noexcept { return test_factor * rows_ * (visible_ + panel); }
+  [[nodiscard]] double pair_by_pair() const noexcept {
+    return test_factor * rows_ * (visible_ + panel);
+  }
   /// What comes before the pairs of cells or lists: the window pass, and handing over.
   [[nodiscard]] double before_groups() const noexcept {
     return rows_ * (local_ + panel + second_pass);

@@ -5,9 +5,9 @@
 #include <concepts>
 #include <string>
 
+#include "focus/checks/overlap.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
-#include "focus/overlap.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
@@ -21,8 +21,8 @@ struct attention_shape {
   index_t n_q = 0, n_k = 0;
   index_t head_dim = 0, value_dim = 0;
 
-  /// Query head h reads kv head h / group_size().
-  [[nodiscard]] constexpr index_t group_size() const noexcept {
+  /// Query head h reads kv head h / queries_per_kv_head().
+  [[nodiscard]] constexpr index_t queries_per_kv_head() const noexcept {
     return kv_heads > 0 ? heads / kv_heads : 1;
   }
 };
@@ -62,7 +62,7 @@ struct attention_arguments {
   /// The same for kv heads [first, first + count) and the query heads that read them.
   [[nodiscard]] attention_arguments heads_of(index_t first, index_t count) const {
     attention_arguments part = *this;
-    const index_t group = shape.group_size();
+    const index_t group = shape.queries_per_kv_head();
     part.q = heads_slice(q, first * group, count * group);
     part.k = heads_slice(k, first, count);
     part.v = heads_slice(v, first, count);

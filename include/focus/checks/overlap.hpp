@@ -9,6 +9,9 @@
 #include <span>
 #include <string>
 
+#include "focus/config.hpp"
+#include "focus/error.hpp"
+#include "focus/parallel.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {

@@ -1,0 +1,153 @@
+// The pass over keys in token order: dense attention, the window and the sinks.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "focus/checks/attention_arguments.hpp"
+#include "focus/config.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/pack.hpp"
+#include "focus/kernel/query_tile.hpp"
+#include "focus/kernel/scratch.hpp"
+#include "focus/kernel/tile.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/options.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus {
+inline namespace FOCUS_ABI {
+namespace detail {
+
+/// How scores are made: what the packed queries are multiplied by, so that scores come in units of
+/// log2, or, where they are capped, as the argument of tanh.
+template <class A>
+A query_factor(const resolved_score<A>& score) noexcept {
+  constexpr A highest = (std::numeric_limits<A>::max)();
+  const A factor = score.softcap > 0 ? score.scale / score.softcap : score.scale * log2_e<A>;
+  // A finite scale stays finite: 0 times it is 0.
+  return score.scale >= -highest && score.scale <= highest ? std::clamp(factor, -highest, highest)
+                                                           : factor;
+}
+
+/// A loop over heads and tiles of query rows, last rows first: they see the most keys, and the
+/// largest task should not come last. body(head, first row, rows, worker).
+template <class E, class F>
+void for_each_query_tile(index_t heads, index_t n_q, const any_executor& exec, F&& body) {
+  constexpr index_t tile_rows = tile_sizes<E>::tile_rows;
+  const index_t tiles = ceil_div(n_q, tile_rows);
+  exec.parallel_for(heads * tiles, [&](index_t task, index_t worker) {
+    const index_t first = (tiles - 1 - task / heads) * tile_rows;
+    body(task % heads, first, (std::min)(tile_rows, n_q - first), worker);
+  });
+}
+
+/// How many kv heads to pack and attend to at a time: few, so that what was packed is still in the
+/// cache when it is used; enough to give each thread several tasks. tasks_a_head: of one query
+/// head.
+inline index_t heads_at_once(const attention_shape& shape, index_t tasks_a_head,
+                             index_t threads) noexcept {
+  constexpr index_t tasks_a_thread = 8;
+  if (threads <= 1) return (std::min<index_t>)(shape.kv_heads, 1);
+  const index_t tasks = (std::max<index_t>)(tasks_a_head * shape.queries_per_kv_head(), 1);
+  return (std::min)(ceil_div(tasks_a_thread * threads, tasks), shape.kv_heads);
+}
+
+/// body(arguments of some kv heads and their query heads), until all heads have been in one.
+template <class Arguments, class F>
+void for_each_head_batch(const Arguments& args, index_t heads_at_once, F&& body) {
+  for (index_t first = 0; first < args.shape.kv_heads; first += heads_at_once)
+    body(args.heads_of(first, (std::min)(heads_at_once, args.shape.kv_heads - first)));
+}
+
+/// The pass over keys in token order: local pairs and sinks, which with an unlimited window is
+/// dense attention. Sets the limits of the tile's rows and calls attend() for the window, and again
+/// for sinks that lie apart from it.
+template <class Tile, class Attend>
+void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row, Attend&& attend) {
+  bool apart = false;
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    const key_range local = pattern.local(first_row + r);
+    const index_t sink_end = pattern.sink_end(first_row + r);
+    apart |= !local.empty() && sink_end > 0 && sink_end < local.begin;
+    // Where sinks and window meet they are one range.
+    const bool meet = local.empty() || sink_end >= local.begin;
+    tile.limit(r) =
+        meet ? slot_range{sink_end > 0 ? 0 : local.begin, (std::max)(sink_end, local.end)}
+             : slot_range{local.begin, local.end};
+  }
+  attend();
+  if (!apart) return;
+  for (index_t r = 0; r < tile.rows(); ++r) {
+    const key_range local = pattern.local(first_row + r);
+    const index_t sink_end = pattern.sink_end(first_row + r);
+    tile.limit(r) =
+        local.empty() || sink_end >= local.begin ? slot_range{} : slot_range{0, sink_end};
+  }
+  attend();
+}
+
+/// Whether bfloat16 may be multiplied as it is: AMX asks the operating system.
+inline bool bfloat16_products_permitted() noexcept {
+#if FOCUS_HAS_AMX
+  return amx_permitted();
+#else
+  return FOCUS_HAS_BFLOAT16_PRODUCTS;
+#endif
+}
+
+/// Calls f<E>() with the type E in which operands are packed: bfloat16 where all storage types are
+/// that, the instruction set multiplies it as it is, and `permitted` agrees; else that of the sums.
+template <class Arguments, class Permitted, class F>
+void with_operands([[maybe_unused]] Permitted&& permitted, F&& f) {
+  if constexpr (FOCUS_HAS_BFLOAT16_PRODUCTS && Arguments::all_bfloat16)
+    if (permitted()) return f.template operator()<bfloat16>();
+  f.template operator()<typename Arguments::accumulator>();
+}
+template <class Arguments, class F>
+void with_operands(F&& f) {
+  with_operands<Arguments>(bfloat16_products_permitted, std::forward<F>(f));
+}
+
+/// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
+/// a tile over them.
+template <class E, class Arguments, class Attend>
+void run_in_token_order(const Arguments& args, const resolved_score<accumulator_t<E>>& score,
+                        const any_executor& exec, Attend&& attend) {
+  const attention_shape& s = args.shape;
+  const index_t batch =
+      heads_at_once(s, ceil_div(s.n_q, tile_sizes<E>::tile_rows), exec.concurrency());
+  scratch_plan plan;
+  const key_packer<E> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
+  const query_tile_layout<E> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const scratch_memory memory(exec, plan);
+
+  for_each_head_batch(args, batch, [&](const Arguments& part) {
+    packer.pack_in_token_order(memory, part.k, part.v, exec);
+    for_each_query_tile<E>(
+        part.shape.heads, s.n_q, exec,
+        [&](index_t head, index_t first, index_t rows, index_t worker) {
+          query_tile<E> tile(memory, layout, worker);
+          tile.begin(rows, query_factor(score),
+                     [&](index_t r) { return part.q.row(head, first + r); });
+          attend(tile, packer.head(memory, head / s.queries_per_kv_head()), first);
+          detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
+        });
+  });
+}
+
+template <class E, class Arguments>
+void run_attention(const Arguments& args, const resolved_pattern& pattern,
+                   const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
+  run_in_token_order<E>(
+      args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
+        attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
+      });
+}
+
+}  // namespace detail
+}  // namespace FOCUS_ABI
+}  // namespace focus
