@@ -1,5 +1,7 @@
 // The plan's count of pairs against brute force, its accessors, rebuilding, and what it refuses.
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -346,6 +348,73 @@ TEST_CASE("routing_plan: C arrays and {} are masks") {
   CHECK(plan.allowed_pairs() == 6);  // each token itself, and the one two before it
   CHECK(focus::make_routing_plan(std::span<const focus::group_mask>(masks), {}, {}).key_count() ==
         0);
+}
+
+// So many distinct masks that keys are counted by group: 64 to a word, ends of words included.
+TEST_CASE("routing_plan: the number of pairs of many distinct masks") {
+  for (const index_t n_k : {191, 192, 193, 321})
+    for (const index_t n_q : {index_t{97}, n_k})
+      for (const int top_k : {2, 4})
+        for (const index_t window : {focus::no_window, index_t{0}, index_t{63}, index_t{64}})
+          for (const index_t sinks : {0, 1, 64, 65})
+            for (const bool causal : {true, false})
+              check_count({.heads = 1,
+                           .n_q = n_q,
+                           .n_k = n_k,
+                           .d = 1,
+                           .d_v = 1,
+                           .pattern = {.causal = causal, .window = window, .sink_tokens = sinks},
+                           .groups = grouping::drawn,
+                           .group_count = 64,
+                           .top_k = top_k,
+                           .separate_masks = true});
+}
+
+// Masks of high groups alone used to fall into one place of the table of masks: 750 times slower.
+TEST_CASE("routing_plan: its time does not hang on which groups the masks are of") {
+  constexpr std::size_t n = 20000;
+  const auto milliseconds = [](const masks& of) {
+    focus::routing_plan plan;
+    double least = 1e9;
+    for (int round = 0; round < 5; ++round) {
+      const auto start = std::chrono::steady_clock::now();
+      plan.rebuild(of, {.window = 16});
+      const std::chrono::duration<double, std::milli> took =
+          std::chrono::steady_clock::now() - start;
+      least = (std::min)(least, took.count());
+    }
+    return least;
+  };
+  const auto masks_by = [](auto&& mask) {
+    masks all(n);
+    for (std::size_t t = 0; t < n; ++t) all[t] = mask(t);
+    return all;
+  };
+  generator random(11);
+  const masks low = masks_by([&](std::size_t) { return random.bits() & 0xfffff; });
+  const double fair = milliseconds(low);
+  for (const int shift : {20, 32, 44}) {
+    INFO("groups from " << shift);
+    CHECK(milliseconds(masks_by([&](std::size_t t) { return low[t] << shift; })) < 10 * fair);
+  }
+
+  // The adversary: the table's mixing run backwards, from values that agree in their low bits.
+  const auto unmixed = [](std::uint64_t x) {
+    const auto unshift = [](std::uint64_t y, int by) {
+      std::uint64_t whole = y;
+      for (int known = by; known < 64; known += by) whole = y ^ (whole >> by);
+      return whole;
+    };
+    const auto inverse = [](std::uint64_t odd) {
+      std::uint64_t y = odd;
+      for (int step = 0; step < 6; ++step) y *= 2 - odd * y;
+      return y;
+    };
+    x = unshift(x, 31) * inverse(0x94d049bb133111ebu);
+    x = unshift(x, 27) * inverse(0xbf58476d1ce4e5b9u);
+    return unshift(x, 30);
+  };
+  CHECK(milliseconds(masks_by([&](std::size_t t) { return unmixed(t << 24); })) < 10 * fair);
 }
 
 }  // namespace test_routing_plan

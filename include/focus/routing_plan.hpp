@@ -18,6 +18,7 @@
 #include "focus/plan/cells.hpp"
 #include "focus/plan/layout_costs.hpp"
 #include "focus/plan/mask_table.hpp"
+#include "focus/plan/pair_count.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -61,7 +62,8 @@ class routing_plan {
   [[nodiscard]] std::span<const group_mask> key_masks() const noexcept { return key_masks_.view(); }
 
   /// The exact number of (query, key) pairs that are computed for one head.
-  /// Counted when asked for: O(n_q x distinct key masks).
+  /// Counted when asked for: O(n_q x D) with D distinct key masks, and never more than O(n_q x n_k x
+  /// groups a query / 64).
   [[nodiscard]] index_t allowed_pairs() const;
 
   // What the kernels read.
@@ -417,35 +419,8 @@ inline void routing_plan::sort_keys_by_group(index_t first) {
 }
 
 inline index_t routing_plan::allowed_pairs() const {
-  const auto pattern = detail::resolve(pattern_, query_count(), key_count());
-  // How many keys of each mask lie before the first position that is not distant, and how many lie
-  // behind the last.
-  detail::mask_table table;
-  table.clear();
-  detail::buffer<index_t> before, behind;
-  const auto count_of = [&](detail::buffer<index_t>& counts, index_t j) -> index_t& {
-    return counts[table.insert(key_masks_[j])];
-  };
-  for (index_t j = pattern.sinks; j < key_count(); ++j) table.insert(key_masks_[j]);
-  before.resize(table.size());
-  behind.resize(table.size());
-  detail::fill(before.begin(), before.end(), index_t{0});
-  detail::fill(behind.begin(), behind.end(), index_t{0});
-  for (index_t j = pattern.sinks; j < key_count(); ++j) ++count_of(behind, j);
-
-  index_t pairs = 0, before_end = pattern.sinks, behind_begin = pattern.sinks;
-  for (index_t i = 0; i < query_count(); ++i) {
-    const detail::key_range local = pattern.local(i);
-    const index_t sinks = pattern.sink_end(i);
-    pairs +=
-        local.size() + sinks - detail::key_range{local.begin, (std::min)(local.end, sinks)}.size();
-    for (; before_end < pattern.distant_before(i); ++before_end) ++count_of(before, before_end);
-    for (; behind_begin < pattern.distant_after(i); ++behind_begin)
-      --count_of(behind, behind_begin);
-    for (index_t c = 0; c < table.size(); ++c)
-      if ((query_masks_[i] & table.mask(c)) != 0) pairs += before[c] + behind[c];
-  }
-  return pairs;
+  return detail::count_pairs(query_masks(), key_masks(),
+                             detail::resolve(pattern_, query_count(), key_count()));
 }
 
 }  // namespace FOCUS_ABI
