@@ -154,6 +154,30 @@ TEST_CASE("attention: scale and softcap at the ends of the range") {
   check(c);
 }
 
+// Two keys with s = 2 scale: a scale that is rounded to float shows in the eighth digit.
+TEST_CASE("attention: options are double where Q, K and V are") {
+  const std::vector<double> q{2, 2}, k{1, 0}, v{1, 0};
+  const focus::tensor_view<const double, 3> queries(q.data(), {1, 2, 1}), keys(k.data(), {1, 2, 1}),
+      values(v.data(), {1, 2, 1});
+  std::vector<double> out(2), lse(2);
+  const auto run = [&](const focus::score_options& score) {
+    focus::attention(queries, keys, values, focus::tensor_view<double, 3>(out.data(), {1, 2, 1}),
+                     focus::full_causal, score, focus::matrix_view<double>(lse.data(), {1, 2}));
+  };
+  run({.scale = 0.1});
+  CHECK(std::abs(lse[1] - std::log1p(std::exp(0.2))) < 1e-15);
+  CHECK(std::abs(out[1] - 1 / (1 + std::exp(-0.2))) < 1e-15);
+  run({.scale = 1.0, .softcap = 0.3});
+  CHECK(std::abs(lse[1] - std::log1p(std::exp(0.3 * std::tanh(2 / 0.3)))) < 1e-15);
+  // Beyond the range of float it is the largest one.
+  std::vector<float> zeros(2, 0.0f), narrow_out(2, 9.0f);
+  const focus::tensor_view<const float, 3> nothing(zeros.data(), {1, 2, 1});
+  focus::attention(nothing, nothing, nothing,
+                   focus::tensor_view<float, 3>(narrow_out.data(), {1, 2, 1}), focus::full_causal,
+                   {.scale = 1e300});
+  CHECK(narrow_out == zeros);
+}
+
 TEST_CASE("attention: a sum that underflows is 0, not -0") {
   // The second key weighs e^-30, and its share of the smallest negative number underflows.
   const std::vector<float> q{1.0f}, k{0.0f, -30.0f}, v{0.0f, -1e-45f};

@@ -327,12 +327,12 @@ TEST_CASE("merging gives attention over the union of the keys") {
 
 TEST_CASE("Sinkhorn of a 2 x 2 matrix") {
   // exp(S / temperature) = [1 1; 1 3].
-  const double tau = static_cast<double>(0.1f);
+  const double tau = 0.1;
   matrix scores{0, 0, 0, tau * std::log(3.0)}, q(4, not_a_number), f(2, not_a_number);
   const auto run = [&](int iterations) {
     reference::sinkhorn(focus::matrix_view<double>(scores.data(), {2, 2}),
                         focus::matrix_view<double>(q.data(), {2, 2}), f,
-                        {.temperature = 0.1f, .iterations = iterations});
+                        {.temperature = 0.1, .iterations = iterations});
   };
   SECTION("no iterations: the softmax") {
     run(0);

@@ -146,6 +146,16 @@ TEST_CASE("route: a saturated assignment ties where the ranking does not") {
   CHECK(r.out == masks{0b011, 0b011});
 }
 
+TEST_CASE("route: the lowest temperatures") {
+  small_router r;
+  r.hidden = {300, 299, 299, 300};
+  for (const double temperature : {1e-30, 1e-39, 1e-60, 4.9e-324}) {
+    r.options.temperature = temperature;
+    r.run();
+    CHECK(r.out == masks{1, 2});
+  }
+}
+
 TEST_CASE("route: NaN ranks last and stays in its token") {
   small_router r;
   r.hidden = {1, static_cast<float>(not_a_number), 0, 1};

@@ -47,7 +47,7 @@ std::vector<balance_case> balance_cases() {
     all.push_back({.groups = groups, .memory = layout::padded});
   for (const int iterations : {0, 1, 2, 3, 50})
     all.push_back({.options = {.iterations = iterations}, .memory = layout::misaligned});
-  for (const float temperature : {0.05f, 1.0f, 30.0f})
+  for (const double temperature : {0.05, 1.0, 30.0})
     all.push_back({.options = {.temperature = temperature}, .tilt = 0.5});
   return all;
 }
@@ -107,9 +107,8 @@ std::string check_values(const balance_case& c) {
   const balanced<double> expected = truth(c, scores.values());
   // Logarithms as large as the scores over the temperature, and column sums of n terms, are rounded
   // a few times.
-  const double logits =
-      1 + std::log(1.0 + static_cast<double>(c.n)) +
-      largest_magnitude(scores.values()) / static_cast<double>(c.options.temperature);
+  const double logits = 1 + std::log(1.0 + static_cast<double>(c.n)) +
+                        largest_magnitude(scores.values()) / c.options.temperature;
   const double tolerance = 8 * epsilon<Out>() * logits;
   if (!(largest_difference(b.assignment.values(), expected.assignment.values()) <= tolerance))
     return "the assignment differs";
@@ -172,7 +171,7 @@ TEST_CASE("sinkhorn: the textbook's values") {
 
 TEST_CASE("sinkhorn: by hand") {
   // exp(S / tau) = [1 1; 1 3]; columns by 2 and 4, then rows by 3/4 and 5/4.
-  const double tau = static_cast<double>(0.1f);
+  const double tau = 0.1;
   const std::vector<double> scores{0, 0, 0, tau * std::log(3.0)};
   std::vector<double> q(4), f(2);
   focus::sinkhorn(focus::matrix_view<const double>(scores.data(), {2, 2}),
@@ -200,7 +199,7 @@ TEST_CASE("sinkhorn: rows sum to 1, columns tend to n / K, whatever group is fav
 }
 
 TEST_CASE("sinkhorn: no temperature and no score overflows") {
-  for (const float temperature : {0.05f, 1e-3f})
+  for (const double temperature : {0.05, 1e-3})
     for (const double spread : {100.0, 1e4}) {
       balance_case c{.n = 500, .options = {.temperature = temperature}, .spread = spread};
       INFO(describe(c));
@@ -211,6 +210,35 @@ TEST_CASE("sinkhorn: no temperature and no score overflows") {
       for (const float x : solve<float>(c, make_scores<float>(c)).log_group_scale)
         CHECK(std::isfinite(x));
     }
+}
+
+// Subnormal floats, what no float can be, and the end of double: assignments are then one-hot, or
+// shared by scores that are the same.
+TEST_CASE("sinkhorn and assign_groups: the lowest temperatures") {
+  const std::vector<float> scores{0.5f, 0.25f, 0.25f, 0.5f, -1.0f, -1.0f, 3e18f, -3e18f};
+  const std::vector<float> one_hot{1, 0, 0, 1, 0.5f, 0.5f, 1, 0};
+  const focus::matrix_view<const float> s(scores.data(), {4, 2});
+  for (const double temperature : {1e-30, 1e-39, 1e-45, 1e-60, 1e-310, 4.9e-324}) {
+    INFO("temperature " << temperature);
+    std::vector<float> q(8), f(2, 99.0f);
+    const focus::matrix_view<float> assignment(q.data(), {4, 2});
+    focus::sinkhorn(s, assignment, f, {.temperature = temperature, .iterations = 0});
+    CHECK(q == one_hot);
+    CHECK(f == std::vector<float>{0, 0});
+    std::vector<float> again(8);
+    focus::assign_groups(s, f, focus::matrix_view<float>(again.data(), {4, 2}),
+                         {.temperature = temperature});
+    CHECK(again == one_hot);
+    std::vector<double> exact(8), exact_f(2);
+    focus::reference::sinkhorn(s, focus::matrix_view<double>(exact.data(), {4, 2}), exact_f,
+                               {.temperature = temperature});
+    focus::sinkhorn(s, assignment, f, {.temperature = temperature});
+    for (std::size_t x = 0; x < q.size(); ++x) {
+      INFO("element " << x);
+      CHECK(static_cast<double>(q[x]) == Approx(exact[x]).margin(1e-6));
+    }
+    for (const float x : f) CHECK(std::isfinite(x));
+  }
 }
 
 TEST_CASE("sinkhorn: no iterations are the softmax, with potentials of zero") {

@@ -128,7 +128,7 @@ values naive_gradient(const gradient_case& c, const values& scores, const values
   using row = std::vector<float>;
   const auto n = static_cast<std::size_t>(c.n), groups = static_cast<std::size_t>(c.groups);
   row l(scores.begin(), scores.end());
-  for (float& x : l) x /= c.options.temperature;
+  for (float& x : l) x /= static_cast<float>(c.options.temperature);
   std::vector<row> u{row(n)}, f{row(groups)};
   for (int t = 0; t < c.options.iterations; ++t) {
     row next_f(groups), next_u(n);
@@ -178,7 +178,7 @@ values naive_gradient(const gradient_case& c, const values& scores, const values
       }
     df = next_df;
   }
-  for (float& x : dl) x /= c.options.temperature;
+  for (float& x : dl) x /= static_cast<float>(c.options.temperature);
   return values(dl.begin(), dl.end());
 }
 
@@ -419,7 +419,7 @@ TEST_CASE("sinkhorn_backward: by hand") {
   // exp(S / tau) = [1 1; 1 3], columns divided by 2 and 4: q_00 = (1/2) / (1/2 + 1/4) = 2/3. Its
   // logit log(c_00 / c_01) moves q_00 by 2/9; c_00 has the slopes 1/2 and -1/2 in its column, c_01
   // 3/4 and -3/4.
-  const double tau = static_cast<double>(0.1f);
+  const double tau = 0.1;
   const values scores{0, 0, 0, tau * std::log(3.0)}, dq{1, 0, 0, 0};
   const gradient_case c{.n = 2, .groups = 2, .options = {.iterations = 1}};
   values q(4), f(2), ds(4);

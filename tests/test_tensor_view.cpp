@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "focus/attention.hpp"
 #include "focus/error.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -128,13 +129,34 @@ TEST_CASE("tensor_view: negative extents and other last strides are refused") {
   CHECK_THROWS_AS((tensor_view<float, 2>(&x, {-1, 2})), focus::invalid_argument);
   CHECK_THROWS_AS((tensor_view<float, 2>(&x, {1, -2}, {1, 1})), focus::invalid_argument);
   for (const index_t stride : {-1, 0, 2})
-    CHECK_THROWS_AS((tensor_view<float, 2>(&x, {1, 1}, {1, stride})), focus::invalid_argument);
+    CHECK_THROWS_AS((tensor_view<float, 2>(&x, {1, 2}, {1, stride})), focus::invalid_argument);
   try {
     const tensor_view<float, 2> bad(&x, {3, 2}, {2, 4});
   } catch (const focus::invalid_argument& e) {
     CHECK(std::string(e.what()) ==
           "focus::tensor_view: strides: expected a last stride of 1, got [2, 4]");
   }
+}
+
+// Of a dimension of extent 1 no second element is looked for; of an empty view none at all.
+TEST_CASE("tensor_view: the strides of extents 0 and 1 have no meaning") {
+  std::array<float, 320> memory{};
+  for (std::size_t x = 0; x < memory.size(); ++x) memory[x] = static_cast<float>(x);
+  const tensor_view<const float, 3> head_dim_1(memory.data(), {1, 40, 1}, {320, 8, 8});
+  CHECK(head_dim_1(0, 39, 0) == 312);
+  CHECK(head_dim_1.stride(2) == 1);
+  for (const index_t stride : {-1, 0, 2, 40}) {
+    CHECK(matrix_view<const float>(memory.data(), {40, 1}, {8, stride})(3, 0) == 24);
+    CHECK(matrix_view<const float>(nullptr, {0, 5}, {8, stride}).empty());
+    CHECK(matrix_view<const float>(nullptr, {5, 0}, {8, stride}).empty());
+    CHECK(tensor_view<const float, 3>(nullptr, {2, 0, 4}, {stride, stride, stride}).empty());
+  }
+  // Head_dim 1 and value_dim 1 in attention, as columns of wider rows.
+  std::vector<float> out(40 * 3);
+  focus::attention(head_dim_1, head_dim_1, head_dim_1,
+                   tensor_view<float, 3>(out.data(), {1, 40, 1}, {7, 3, 3}));
+  CHECK(out[0] == 0);  // the first token sees itself
+  CHECK(out[3] == Approx(8).epsilon(0.01));
 }
 
 TEST_CASE("tensor_view: can be made at compile time") {

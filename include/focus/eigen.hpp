@@ -31,7 +31,7 @@ matrix_view<T> view_eigen(T* data, const X& x) {
   // A column has one element a row, so that any inner stride of it is a row stride.
   constexpr bool column = X::ColsAtCompileTime == 1;
   const index_t row_stride = column ? x.innerStride() : x.outerStride();
-  const index_t column_stride = column || x.cols() == 1 ? 1 : x.innerStride();
+  const index_t column_stride = x.innerStride();  // of a single column it has no meaning
   return matrix_view<T>(data, {x.rows(), x.cols()}, {row_stride, column_stride});
 }
 

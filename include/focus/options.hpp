@@ -42,17 +42,18 @@ struct pattern_options {
 /// Every causal pair.
 inline constexpr pattern_options full_causal{.window = unlimited_window};
 
-/// How a pair is scored: s_ij = softcap(scale * q_i . k_j).
+/// How a pair is scored: s_ij = softcap(scale * q_i . k_j). As all options, numbers are double, and
+/// rounded to the type in which the call computes.
 struct score_options {
   /// None: 1 / sqrt(head_dim). 0 means 0.
-  std::optional<float> scale = std::nullopt;
+  std::optional<double> scale = std::nullopt;
   /// c > 0: s becomes c tanh(s / c), before masking and gating. None or 0: no cap.
-  std::optional<float> softcap = std::nullopt;
+  std::optional<double> softcap = std::nullopt;
 };
 
-/// Sinkhorn balancing (section 1, step 2 of the method): tau and N.
+/// Sinkhorn balancing (arXiv 2604.03260, section 3; 1306.0895): tau and N.
 struct sinkhorn_options {
-  float temperature = 0.1f;
+  double temperature = 0.1;
   int iterations = 10;
 };
 
@@ -65,7 +66,7 @@ enum class gate_kind { score, weight };
 struct gate_options {
   gate_kind kind = gate_kind::score;
   /// lambda of Eq. 2, for gate_kind::score: sigmoid(sharpness * g_i . g_j).
-  float sharpness = 10.0f;
+  double sharpness = 10.0;
 };
 
 }  // namespace FOCUS_VERSION_NAMESPACE
@@ -152,24 +153,33 @@ struct resolved_score {
 
 inline void validate(const score_options& score, const char* function) {
   if (score.softcap)
-    require(!is_nan(*score.softcap) && *score.softcap >= 0.0f, function, "softcap", "at least 0",
+    require(!is_nan(*score.softcap) && *score.softcap >= 0, function, "softcap", "at least 0",
             *score.softcap);
+}
+
+/// x in the type A of float or double; what is finite stays finite.
+template <class A>
+A saturated(double x) noexcept {
+  constexpr auto most = static_cast<double>((std::numeric_limits<A>::max)());
+  constexpr double greatest = (std::numeric_limits<double>::max)();
+  return static_cast<A>(x >= -greatest && x <= greatest ? std::clamp(x, -most, most) : x);
 }
 
 template <class A>
 resolved_score<A> resolve(const score_options& score, index_t head_dim) noexcept {
   const A head_dim_or_1 = static_cast<A>((std::max<index_t>)(head_dim, 1));
-  resolved_score<A> r{score.scale ? static_cast<A>(*score.scale) : A{1} / std::sqrt(head_dim_or_1),
-                      static_cast<A>(score.softcap.value_or(0.0f))};
+  resolved_score<A> r{score.scale ? saturated<A>(*score.scale) : A{1} / std::sqrt(head_dim_or_1),
+                      0};
   // Caps at the ends of the range, where products with them would leave it: so wide that no score
   // reaches it, or so narrow that all scores are 0.
-  if (r.softcap > A(0x1p100)) r.softcap = 0;
-  if (r.softcap > 0 && r.softcap < A(0x1p-100)) r = {0, 0};
+  const double softcap = score.softcap.value_or(0);
+  if (softcap >= 0x1p-100 && softcap <= 0x1p100) r.softcap = static_cast<A>(softcap);
+  if (softcap > 0 && softcap < 0x1p-100) r.scale = 0;
   return r;
 }
 
 inline void validate(const sinkhorn_options& options, const char* function) {
-  require(!is_nan(options.temperature) && options.temperature > 0.0f, function, "temperature",
+  require(!is_nan(options.temperature) && options.temperature > 0, function, "temperature",
           "above 0", options.temperature);
   require(options.iterations >= 0, function, "iterations", "at least 0", options.iterations);
 }

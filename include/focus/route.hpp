@@ -24,8 +24,8 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// route after its checks.
-template <class H, class T, class F>
+/// route after its checks; logits are of type L.
+template <class L, class H, class T, class F>
 void run_route(const matrix_view<const H>& hidden, const centroid_params<T>& params,
                std::span<F> log_group_scale, int k, std::span<group_mask> masks,
                const sinkhorn_options& options, const any_executor& exec) {
@@ -35,15 +35,15 @@ void run_route(const matrix_view<const H>& hidden, const centroid_params<T>& par
   const centroid_scorer<A> scorer(plan, exec.concurrency(), hidden.extent(1),
                                   params.projection.extent(1), groups, params.metric);
   const scratch_memory memory(exec, plan);
-  group_potentials<A> potentials(groups);
+  group_potentials<L> potentials(groups);
   for (index_t g = 0; g < groups; ++g)
-    potentials[g] = static_cast<A>(log_group_scale[static_cast<std::size_t>(g)]);
+    potentials[g] = static_cast<L>(log_group_scale[static_cast<std::size_t>(g)]);
 
   scorer.pack(memory, params);
   scorer.score(memory, hidden, exec, [&](index_t token, const A* scores) {
-    const vec<A> tau = vec<A>::broadcast(static_cast<A>(options.temperature));
-    A logits[max_groups];
-    for (index_t g = 0; g < groups; g += vec<A>::width)
+    const vec<L> tau = logit_divisor<L>(options.temperature);
+    L logits[max_groups];
+    for (index_t g = 0; g < groups; g += vec<L>::width)
       potentials.logits(scores, g, tau).store(logits + g);
     masks[static_cast<std::size_t>(token)] =
         best_groups(groups, k, [&](index_t g) { return logits[g]; });
@@ -94,7 +94,11 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
   detail::require_disjoint(detail::span_view(out), "masks", detail::span_view(f), "log_group_scale",
                            name);
   detail::validate(options, name);
-  if (n > 0) detail::run_route(h, params, f, k, out, options, detail::any_executor(exec));
+  if (n == 0) return;
+  using A = detail::centroid_accumulator<detail::element_of<Hidden>, T>;
+  detail::with_logit_type<A>(options.temperature, [&]<class L>() {
+    detail::run_route<L>(h, params, f, k, out, options, detail::any_executor(exec));
+  });
 }
 
 }  // namespace FOCUS_ABI

@@ -25,6 +25,23 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
+/// Calls f<L>() with the type L in which logits scores / temperature are worked out, where sums are
+/// of type A: double at temperatures so low that of floats (scores up to 2^63) they might leave the
+/// range of float.
+template <class A, class F>
+void with_logit_type(double temperature, F&& f) {
+  if constexpr (std::same_as<A, float>)
+    if (temperature < 0x1p-64) return f.template operator()<double>();
+  f.template operator()<A>();
+}
+
+/// What scores are divided by. Below 2^-500 a temperature tells apart what it would tell apart at
+/// 2^-500, and double has room for the logits.
+template <class A>
+vec<A> logit_divisor(double temperature) noexcept {
+  return vec<A>::broadcast(saturated<A>((std::max)(temperature, 0x1p-500)));
+}
+
 /// The column potentials f of up to 64 groups, as whole vectors; -inf in the lanes that are no
 /// group, so that those weigh nothing.
 template <class A>
@@ -91,9 +108,9 @@ class column_balance {
   static constexpr index_t chunk_tokens = 256;
 
  public:
-  column_balance(scratch_plan& plan, const matrix_view<const T>& scores, float temperature)
+  column_balance(scratch_plan& plan, const matrix_view<const T>& scores, double temperature)
       : scores_(scores),
-        temperature_(static_cast<A>(temperature)),
+        temperature_(temperature),
         chunks_(ceil_div(scores.extent(0), chunk_tokens)),
         f_(scores.extent(1)) {
     tops_at_ = plan.add<A>(chunks_ * f_.padded_groups());
@@ -158,7 +175,7 @@ class column_balance {
   /// The first iteration, where u = 0: column sums of exp(L), which are kept as maximum and sum
   /// relative to it.
   void sum_exponentials(index_t chunk) const {
-    const vec<A> temperature = vec<A>::broadcast(temperature_);
+    const vec<A> temperature = logit_divisor<A>(temperature_);
     const vec<A> to_log2 = vec<A>::broadcast(log2_e<A>);
     for (index_t g = 0; g < f_.padded_groups(); g += lanes) {
       A* const top = tops_ + chunk * f_.padded_groups() + g;
@@ -181,10 +198,10 @@ class column_balance {
   /// normalised just before, so that each has an element of at least 1 / n whose row sums to at
   /// most K: no sum is below 1 / (n K), and nothing that underflows is missed.
   void sum_weights(index_t chunk) const {
-    const vec<A> temperature = vec<A>::broadcast(temperature_);
+    const vec<A> temperature = logit_divisor<A>(temperature_);
     A weights[max_groups], sums[max_groups] = {};
     for (index_t i = first_token(chunk); i < end_token(chunk); ++i) {
-      soften_row(scores_.row(i), f_, temperature, weights);
+      detail::soften_row(scores_.row(i), f_, temperature, weights);
       for (index_t g = 0; g < f_.padded_groups(); g += lanes)
         (vec<A>::load(sums + g) + vec<A>::load(weights + g)).store(sums + g);
     }
@@ -214,7 +231,7 @@ class column_balance {
   }
 
   matrix_view<const T> scores_;
-  A temperature_;
+  double temperature_;
   index_t chunks_;
   group_potentials<A> f_;
   double potential_[max_groups] = {};
@@ -226,15 +243,16 @@ class column_balance {
 /// assignment_i = softmax over the groups of scores_i / temperature + f, for each token by itself.
 template <class T, class TOut, class A>
 void soften_rows(const matrix_view<const T>& scores, const group_potentials<A>& f,
-                 float temperature, const matrix_view<TOut>& assignment, const any_executor& exec) {
+                 double temperature, const matrix_view<TOut>& assignment,
+                 const any_executor& exec) {
   constexpr index_t task_tokens = 256;
   const index_t n = scores.extent(0);
-  const vec<A> tau = vec<A>::broadcast(static_cast<A>(temperature));
+  const vec<A> tau = logit_divisor<A>(temperature);
   exec.parallel_for(ceil_div(n, task_tokens), [&](index_t task, index_t) {
     A weights[max_groups];
     const index_t end = (std::min)((task + 1) * task_tokens, n);
     for (index_t i = task * task_tokens; i < end; ++i) {
-      soften_row(scores.row(i), f, tau, weights);
+      detail::soften_row(scores.row(i), f, tau, weights);
       TOut* const out = assignment.row(i);
       for (index_t g = 0; g < f.groups(); ++g) out[g] = static_cast<TOut>(weights[g]);
     }
@@ -246,40 +264,38 @@ template <class T, class TOut>
 using assignment_accumulator = std::common_type_t<accumulator_t<T>, TOut>;
 
 /// sinkhorn after its checks.
-template <class T, class TOut>
+template <class A, class T, class TOut>
 void run_sinkhorn(const matrix_view<const T>& scores, const matrix_view<TOut>& assignment,
                   std::span<TOut> log_group_scale, const sinkhorn_options& options,
                   const any_executor& exec) {
-  using A = assignment_accumulator<T, TOut>;
   scratch_plan plan;
   column_balance<A, T> balance(plan, scores, options.temperature);
   const scratch_memory memory(exec, plan);
   balance.run(options.iterations, memory, exec);
-  soften_rows(scores, balance.potentials(), options.temperature, assignment, exec);
+  detail::soften_rows(scores, balance.potentials(), options.temperature, assignment, exec);
   for (index_t g = 0; g < scores.extent(1); ++g)
-    log_group_scale[static_cast<std::size_t>(g)] = static_cast<TOut>(balance.potential(g));
+    log_group_scale[static_cast<std::size_t>(g)] = saturated<TOut>(balance.potential(g));
 }
 
 /// assign_groups after its checks.
-template <class T, class F, class TOut>
+template <class A, class T, class F, class TOut>
 void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_group_scale,
                        const matrix_view<TOut>& assignment, const sinkhorn_options& options,
                        const any_executor& exec) {
-  group_potentials<assignment_accumulator<T, TOut>> potentials(scores.extent(1));
+  group_potentials<A> potentials(scores.extent(1));
   for (index_t g = 0; g < scores.extent(1); ++g)
-    potentials[g] =
-        static_cast<assignment_accumulator<T, TOut>>(log_group_scale[static_cast<std::size_t>(g)]);
-  soften_rows(scores, potentials, options.temperature, assignment, exec);
+    potentials[g] = static_cast<A>(log_group_scale[static_cast<std::size_t>(g)]);
+  detail::soften_rows(scores, potentials, options.temperature, assignment, exec);
 }
 
 }  // namespace detail
 
-/// Balanced soft assignment of a whole sequence (step 2 of the method; Sinkhorn and Knopp 1967,
+/// Balanced soft assignment of a whole sequence (arXiv 2604.03260; Sinkhorn and Knopp 1967,
 /// Cuturi, arXiv 1306.0895).
 ///
 /// Q = exp(S / tau); N times: each column (group) is divided by its sum over the tokens, then each
 /// row (token) by its sum over the groups. In logarithms throughout, so that no temperature
-/// overflows. Rows sum to 1, columns tend to n / K. It looks at the whole sequence, so it is for
+/// overflows (scores of float up to 2^63 in magnitude, of double up to 2^500). Rows sum to 1, columns tend to n / K. It looks at the whole sequence, so it is for
 /// training and for calibrating log_group_scale; assign_groups and route are causal.
 ///
 /// @param scores           S [n, K], any storage type, 1 <= K <= 64
@@ -287,8 +303,8 @@ void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_grou
 ///                         overlap another argument
 /// @param log_group_scale  [K], of the type of assignment: the column potentials f, natural
 ///                         logarithm, mean 0; zeros where iterations are 0. The potential of a
-///                         group whose scores are all -inf is left as it is. May not overlap
-///                         another argument
+///                         group whose scores are all -inf is left as it is; one beyond the type
+///                         is its largest number. May not overlap another argument
 /// @param options          tau and N
 /// @param exec             where the loops run
 /// @throws invalid_argument before anything is written
@@ -309,7 +325,11 @@ void sinkhorn(const Scores& scores, Assignment&& assignment, LogGroupScale&& log
   detail::check_assignment_arguments(name, s, q, f, options);
   detail::require_disjoint(detail::span_view(f), "log_group_scale", s, "scores", name);
 
-  detail::run_sinkhorn(s, q, f, options, detail::any_executor(exec));
+  using A =
+      detail::assignment_accumulator<detail::element_of<Scores>, detail::element_of<Assignment>>;
+  detail::with_logit_type<A>(options.temperature, [&]<class L>() {
+    detail::run_sinkhorn<L>(s, q, f, options, detail::any_executor(exec));
+  });
 }
 
 /// The assignment of tokens one by one, with the column potentials held fixed:
@@ -341,7 +361,11 @@ void assign_groups(const Scores& scores, const LogGroupScale& log_group_scale,
   const auto f = detail::as_span(log_group_scale);
   detail::check_assignment_arguments(name, s, q, f, options);
 
-  detail::run_assign_groups(s, f, q, options, detail::any_executor(exec));
+  using A =
+      detail::assignment_accumulator<detail::element_of<Scores>, detail::element_of<Assignment>>;
+  detail::with_logit_type<A>(options.temperature, [&]<class L>() {
+    detail::run_assign_groups<L>(s, f, q, options, detail::any_executor(exec));
+  });
 }
 
 }  // namespace FOCUS_ABI

@@ -137,17 +137,17 @@ class sinkhorn_gradient {
       }
     });
 
-    const vec<A> temperature = vec<A>::broadcast(static_cast<A>(options_.temperature));
+    const vec<A> temperature = logit_divisor<A>(options_.temperature);
     double df[max_groups] = {};
     sums_.run(
         memory, exec,
         [&](index_t i, A* sums) {
-          soften_row_backward(assignment.row(i), dassignment.row(i), groups_, temperature,
-                              gradient.row(i), sums);
+          detail::soften_row_backward(assignment.row(i), dassignment.row(i), groups_, temperature,
+                                      gradient.row(i), sums);
         },
         df);
     // From L = S / temperature to S once for all: what follows is linear in df.
-    for (double& x : df) x /= static_cast<double>(options_.temperature);
+    for (double& x : df) x /= (std::max)(options_.temperature, 0x1p-500);
     A a[max_groups] = {};
     for (int iteration = options_.iterations - 1; iteration >= 0; --iteration) {
       for (index_t g = 0; g < groups_; ++g) {
@@ -184,7 +184,7 @@ class sinkhorn_gradient {
   void subtract_later(const T* scores, const group_potentials<A>& f, const A* a, vec<A> temperature,
                       A* gradient, A* sums) const {
     A weights[max_groups];
-    soften_row(scores, f, temperature, weights);
+    detail::soften_row(scores, f, temperature, weights);
     vec<A> products = vec<A>::zero();
     for (index_t g = 0; g < groups_; g += lanes)
       products = fma(vec<A>::load(weights + g), vec<A>::load(a + g), products);
@@ -211,13 +211,12 @@ template <class... T>
 using gradient_accumulator = std::common_type_t<accumulator_t<T>...>;
 
 /// sinkhorn_backward after its checks.
-template <class T, class Q, class DQ, class TOut>
+template <class A, class T, class Q, class DQ, class TOut>
 void run_sinkhorn_backward(const matrix_view<const T>& scores,
                            const matrix_view<const Q>& assignment,
                            const matrix_view<const DQ>& dassignment,
                            const matrix_view<TOut>& dscores, const sinkhorn_options& options,
                            const any_executor& exec) {
-  using A = gradient_accumulator<T, Q, DQ, TOut>;
   scratch_plan plan;
   sinkhorn_gradient<A, T> gradient(plan, scores, options);
   if constexpr (std::same_as<TOut, A>) {
@@ -246,13 +245,13 @@ void run_assign_groups_backward(const matrix_view<const Q>& assignment,
   scratch_plan plan;
   const token_sums<A> sums(plan, assignment.extent(0), groups);
   const scratch_memory memory(exec, plan);
-  const vec<A> temperature = vec<A>::broadcast(static_cast<A>(options.temperature));
+  const vec<A> temperature = logit_divisor<A>(options.temperature);
   double total[max_groups];
   sums.run(
       memory, exec,
       [&](index_t i, A* token) {
-        soften_row_backward(assignment.row(i), dassignment.row(i), groups, temperature,
-                            dscores.row(i), token);
+        detail::soften_row_backward(assignment.row(i), dassignment.row(i), groups, temperature,
+                                    dscores.row(i), token);
       },
       total);
   for (std::size_t g = 0; g < dlog_group_scale.size(); ++g)
@@ -295,17 +294,21 @@ void sinkhorn_backward(const Scores& scores, const Assignment& assignment,
   const auto dq = detail::as_const_view(dassignment);
   const auto ds = detail::as_view(dscores);
   detail::check_assignment_gradient_arguments(name, s, f, q, dq, ds, options);
-  if (s.extent(0) > 0)
-    detail::run_sinkhorn_backward(s, q, dq, ds, options, detail::any_executor(exec));
+  if (s.extent(0) == 0) return;
+  using A =
+      detail::gradient_accumulator<detail::element_of<Scores>, detail::element_of<Assignment>,
+                                   detail::element_of<DAssignment>, detail::element_of<DScores>>;
+  detail::with_logit_type<A>(options.temperature, [&]<class L>() {
+    detail::run_sinkhorn_backward<L>(s, q, dq, ds, options, detail::any_executor(exec));
+  });
 }
 
 /// The gradient of assign_groups, whose potentials are parameters: each token by itself.
 ///
-///   dS_ig = x_ig / tau,   dlog_group_scale_g = sum_i x_ig,   x_ig = Q_ig (dQ_ig - sum_h Q_ih
-///   dQ_ih)
+///   dS_ig = x_ig / tau,   dlog_group_scale_g = sum_i x_ig,
+///   x_ig = Q_ig (dQ_ig - sum_h Q_ih dQ_ih)
 ///
-/// @param scores            S [n, K], as assign_groups had them, any storage type, 1 <= K <= 64.
-/// Its
+/// @param scores            S [n, K], as assign_groups had them, any storage type, 1 <= K <= 64. Its
 ///                          values are not read: the assignment says all
 /// @param log_group_scale   [K], as assign_groups had it, float or double; not read either
 /// @param assignment        Q [n, K], as assign_groups left it, float or double
@@ -346,7 +349,9 @@ void assign_groups_backward(const Scores& scores, const LogGroupScale& log_group
   using A =
       detail::gradient_accumulator<detail::element_of<Scores>, detail::element_of<Assignment>,
                                    detail::element_of<DAssignment>, detail::element_of<DScores>>;
-  detail::run_assign_groups_backward<A>(q, dq, ds, df, options, detail::any_executor(exec));
+  detail::with_logit_type<A>(options.temperature, [&]<class L>() {
+    detail::run_assign_groups_backward<L>(q, dq, ds, df, options, detail::any_executor(exec));
+  });
 }
 
 }  // namespace FOCUS_ABI

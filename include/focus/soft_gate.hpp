@@ -135,7 +135,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   for (int r = 0; r < Rows; ++r) {
     A* row_gates = gates + r * stride;
     A* row_scores = scores + r * stride;
-    if (!by_weight) sigmoid_gates(count, static_cast<A>(gate.sharpness), row_gates);
+    if (!by_weight) sigmoid_gates(count, saturated<A>(gate.sharpness), row_gates);
     fill_near(pattern, first_row + r, base, count, row_gates, A{1});
     if (by_weight)
       split_gates(count, row_gates, row_scores);

@@ -136,7 +136,7 @@ struct backward_gates : given_row_states {
   [[nodiscard]] backward_gate<A, RowOf> begin_tile(const scratch_memory& memory,
                                                    gradient_tile<A>& tile, RowOf row_of) const {
     tile.set_gates([&](index_t r) { return query_assignment.row(row_of(r)); });
-    return {packer.head(memory, 0), gate.kind, static_cast<A>(gate.sharpness), pattern, row_of};
+    return {packer.head(memory, 0), gate.kind, saturated<A>(gate.sharpness), pattern, row_of};
   }
   void write(const scratch_memory& memory, const gradient_sums<A>& sums,
              const any_executor&) const {

@@ -51,8 +51,9 @@ std::string describe_shape(const std::array<index_t, Rank>& extents) {
 /// each dimension.
 ///
 /// The last dimension is contiguous (stride 1); the others may have any stride, zero and negative
-/// included, so that [tokens, heads, d] storage is viewed as [heads, tokens, d] without a copy. A
-/// view of T converts to a view of const T.
+/// included, so that [tokens, heads, d] storage is viewed as [heads, tokens, d] without a copy. The
+/// stride of a dimension of extent 0 or 1 has no meaning, nor has any of an empty view. A view of T
+/// converts to a view of const T.
 template <class T, int Rank>
 class tensor_view {
   static_assert(Rank >= 1, "tensor_view: the rank must be at least 1.");
@@ -71,8 +72,8 @@ class tensor_view {
   constexpr tensor_view(T* data, std::array<index_t, rank_size> extents)
       : tensor_view(data, extents, dense_strides(extents)) {}
 
-  /// Any strides (in elements), of which the last must be 1. Throws invalid_argument for another
-  /// last stride or a negative extent.
+  /// Any strides (in elements), of which the last must be 1 if it means anything. Throws
+  /// invalid_argument for another last stride or a negative extent.
   constexpr tensor_view(T* data, std::array<index_t, rank_size> extents,
                         std::array<index_t, rank_size> strides)
       : data_(data), extents_(extents), strides_(strides) {
@@ -80,9 +81,10 @@ class tensor_view {
       if (e < 0)
         detail::fail_argument("tensor_view", "extents", "no negative extent",
                               detail::describe_shape(extents));
-    if (strides.back() != 1)
+    if (strides.back() != 1 && extents.back() > 1 && !empty())
       detail::fail_argument("tensor_view", "strides", "a last stride of 1",
                             detail::describe_shape(strides));
+    strides_.back() = 1;
   }
 
   /// A view of T is a view of const T.
@@ -107,7 +109,9 @@ class tensor_view {
     for (index_t e : extents_) n *= e;
     return n;
   }
-  [[nodiscard]] constexpr bool empty() const noexcept { return size() == 0; }
+  [[nodiscard]] constexpr bool empty() const noexcept {
+    return std::find(extents_.begin(), extents_.end(), index_t{0}) != extents_.end();
+  }
 
   /// The element at (i, j, ...); not checked.
   template <std::convertible_to<index_t>... Index>
@@ -254,6 +258,14 @@ constexpr auto as_span(X&& x) {
 template <class T, int Rank>
 constexpr bool is_given(const tensor_view<T, Rank>& view) noexcept {
   return view.data() != nullptr || !view.empty();
+}
+
+/// Whether equal indices name equal offsets in both, which have the same extents.
+template <class A, class B, int Rank>
+constexpr bool same_offsets(const tensor_view<A, Rank>& a, const tensor_view<B, Rank>& b) noexcept {
+  for (int r = 0; r < Rank; ++r)
+    if (a.extent(r) > 1 && a.stride(r) != b.stride(r)) return false;
+  return true;
 }
 
 template <int Rank, class T>

@@ -21,7 +21,7 @@ namespace detail {
 inline void validate(const gate_options& gate, const char* function) {
   require(gate.kind == gate_kind::score || gate.kind == gate_kind::weight, function, "gate",
           "gate_kind::score or gate_kind::weight", static_cast<int>(gate.kind));
-  constexpr float most = (std::numeric_limits<float>::max)();
+  constexpr double most = (std::numeric_limits<double>::max)();
   require(gate.sharpness >= -most && gate.sharpness <= most, function, "sharpness",
           "a finite number", gate.sharpness);
 }

@@ -120,11 +120,11 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
             if (is_given(a.dout)) add_scaled(p, a.dout.row(h, i), s.value_dim, dv.row(t.key));
           }
         }
-        if (is_given(a.dq)) round_row(dq.row(0), a.dq.row(h, i), s.head_dim);
+        if (is_given(a.dq)) detail::textbook::round_row(dq.row(0), a.dq.row(h, i), s.head_dim);
       }
     for (index_t j = 0; j < s.n_k; ++j) {
-      if (is_given(a.dk)) round_row(dk.row(j), a.dk.row(kv, j), s.head_dim);
-      if (is_given(a.dv)) round_row(dv.row(j), a.dv.row(kv, j), s.value_dim);
+      if (is_given(a.dk)) detail::textbook::round_row(dk.row(j), a.dk.row(kv, j), s.head_dim);
+      if (is_given(a.dv)) detail::textbook::round_row(dv.row(j), a.dv.row(kv, j), s.value_dim);
     }
   }
 }
@@ -253,9 +253,11 @@ void soft_gate_attention_backward(
                               add_scaled(dp, g_q.row(i), groups, sum_k.row(j));
                             });
   if (detail::is_given(dg_q))
-    for (index_t i = 0; i < args.shape.n_q; ++i) round_row(sum_q.row(i), dg_q.row(i), groups);
+    for (index_t i = 0; i < args.shape.n_q; ++i)
+      detail::textbook::round_row(sum_q.row(i), dg_q.row(i), groups);
   if (detail::is_given(dg_k))
-    for (index_t j = 0; j < args.shape.n_k; ++j) round_row(sum_k.row(j), dg_k.row(j), groups);
+    for (index_t j = 0; j < args.shape.n_k; ++j)
+      detail::textbook::round_row(sum_k.row(j), dg_k.row(j), groups);
 }
 
 }  // namespace reference

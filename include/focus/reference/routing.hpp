@@ -84,10 +84,11 @@ inline void softmax_rows(table& x, std::span<const double> potential) {
   }
 }
 
-/// x / temperature, the logarithm of the matrix that Sinkhorn balances.
-inline void divide(table& x, float temperature) {
+/// x / temperature, the logarithm of the matrix that Sinkhorn balances. (A temperature below 2^-500
+/// tells apart what it would tell apart there.)
+inline void divide(table& x, double temperature) {
   for (index_t i = 0; i < x.rows(); ++i)
-    for (index_t g = 0; g < x.columns(); ++g) x(i, g) /= static_cast<double>(temperature);
+    for (index_t g = 0; g < x.columns(); ++g) x(i, g) /= (std::max)(temperature, 0x1p-500);
 }
 
 /// The k groups with the largest of the values, NaN last, the lower group first among equals.
