@@ -1,4 +1,5 @@
 // Executors, workspaces and scratch memory.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include "allocations.hpp"
 #include "catch.hpp"
 #include "executors.hpp"
+#include "focus/kernel/scratch.hpp"
 #include "focus/parallel.hpp"
 
 namespace test_parallel {
@@ -156,31 +158,60 @@ TEST_CASE("with_workspace refers to an executor that has a name, and keeps one t
 
 TEST_CASE("scratch memory: each array on cache lines of its own, in one allocation") {
   focus::detail::scratch_plan plan;
-  const std::size_t bytes_at = plan.add<std::uint8_t>(3), none_at = plan.add<double>(0),
-                    doubles_at = plan.add<double>(9), floats_at = plan.add<float>(16);
-  CHECK(none_at == doubles_at);
+  const auto bytes = plan.add<std::uint8_t>(3);
+  const auto none = plan.add<double>(0);
+  const auto doubles = plan.add<double>(9);
+  const auto floats = plan.add<float>(16);
   CHECK(plan.bytes() == 64 + 128 + 64);
   focus::serial_executor exec;
   CHECK(allocations_of([&] {
           const focus::detail::scratch_memory memory(focus::detail::any_executor(exec), plan);
-          CHECK(is_aligned(memory.at<double>(doubles_at)));
-          CHECK(is_aligned(memory.at<float>(floats_at)));
-          std::fill_n(memory.at<std::uint8_t>(bytes_at), 3, std::uint8_t{1});
-          std::fill_n(memory.at<double>(doubles_at), 9, 2.0);
-          std::fill_n(memory.at<float>(floats_at), 16, 3.0f);
-          CHECK(memory.at<std::uint8_t>(bytes_at)[2] == 1);
-          CHECK(memory.at<double>(doubles_at)[8] == 2.0);
+          CHECK(memory[none] == memory[doubles]);
+          CHECK(is_aligned(memory[doubles]));
+          CHECK(is_aligned(memory[floats]));
+          std::fill_n(memory[bytes], 3, std::uint8_t{1});
+          std::fill_n(memory[doubles], 9, 2.0);
+          std::fill_n(memory[floats], 16, 3.0f);
+          CHECK(memory[bytes][2] == 1);
+          CHECK(memory[doubles][8] == 2.0);
         }) == 1);
+}
+
+TEST_CASE("scratch memory: each worker has arrays of its own") {
+  focus::detail::scratch_plan plan, one;
+  const auto before = plan.add<float>(1);
+  const auto ints = one.add<int>(20);
+  const auto doubles = one.add<double>(3);
+  const auto each = plan.add_each(3, one);
+  const auto behind = plan.add<float>(1);
+  CHECK(plan.bytes() == 64 + 3 * (128 + 64) + 64);
+  focus::serial_executor exec;
+  const focus::detail::scratch_memory memory(focus::detail::any_executor(exec), plan);
+  *memory[before] = *memory[behind] = 7.0f;
+  for (int worker = 0; worker < 3; ++worker) {
+    const auto own = each.of(memory, worker);
+    CHECK(is_aligned(own[ints]));
+    CHECK(is_aligned(own[doubles]));
+    std::fill_n(own[ints], 20, worker);
+    std::fill_n(own[doubles], 3, 0.5 + worker);
+  }
+  for (int worker = 0; worker < 3; ++worker) {
+    const auto own = each.of(memory, worker);
+    CHECK(std::count(own[ints], own[ints] + 20, worker) == 20);
+    CHECK(std::count(own[doubles], own[doubles] + 3, 0.5 + worker) == 3);
+  }
+  CHECK(*memory[before] == 7.0f);
+  CHECK(*memory[behind] == 7.0f);
 }
 
 TEST_CASE("scratch memory comes from the workspace where there is one") {
   focus::detail::scratch_plan plan;
-  plan.add<float>(100);
+  const auto floats = plan.add<float>(100);
   focus::workspace ws;
   auto exec = focus::with_workspace(focus::serial_executor{}, ws);
   const auto use = [&] {
     const focus::detail::scratch_memory memory(focus::detail::any_executor(exec), plan);
-    CHECK(reinterpret_cast<std::byte*>(memory.at<float>(0)) == ws.reserve(0));
+    CHECK(reinterpret_cast<std::byte*>(memory[floats]) == ws.reserve(0));
   };
   CHECK(allocations_of(use) == 1);
   CHECK(ws.capacity() == plan.bytes());

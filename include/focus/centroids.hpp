@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -134,8 +133,8 @@ class token_projector {
 
   token_projector(scratch_plan& plan, index_t model_dim, index_t group_dim)
       : model_dim_(model_dim), group_dim_(group_dim), stride_(round_up(group_dim, panel)) {
-    projection_at_ = plan.add<A>(model_dim * stride_);
-    bias_at_ = plan.add<A>(stride_);
+    projection_ = plan.add<A>(model_dim * stride_);
+    bias_ = plan.add<A>(stride_);
   }
 
   /// Elements from one projected token to the next: whole panels.
@@ -143,7 +142,7 @@ class token_projector {
 
   template <class T>
   void pack(const scratch_memory& memory, const centroid_params<T>& params) const {
-    A* const projection = memory.at<A>(projection_at_);
+    A* const projection = memory[projection_];
     for (index_t t = 0; t < model_dim_; ++t)
       for (index_t c = 0; c < stride_; c += lanes) {
         const T* from = params.projection.row(t) + c;
@@ -151,7 +150,7 @@ class token_projector {
         const vec<A> x = count > 0 ? detail::load_widened_up_to<T, A>(from, count) : vec<A>::zero();
         x.store(projection + (c / panel * model_dim_ + t) * panel + c % panel);
       }
-    A* const bias = memory.at<A>(bias_at_);
+    A* const bias = memory[bias_];
     fill(bias, bias + stride_, A{0});
     if (!params.bias.empty()) widen_row(params.bias.data(), group_dim_, bias);
   }
@@ -164,7 +163,7 @@ class token_projector {
     const H* token[Rows];
     for (int r = 0; r < Rows; ++r) {
       token[r] = hidden.row(first + (std::min<index_t>)(r, count - 1));
-      const A* bias = memory.at<A>(bias_at_);
+      const A* bias = memory[bias_];
       copy(bias, bias + stride_, projected + r * stride_);
     }
     const A* operand[Rows];
@@ -178,8 +177,8 @@ class token_projector {
           operand[r] = scratch + r * depth_block;
         }
       }
-      add_rows_times_panels<Rows>(operand, memory.at<A>(projection_at_) + t * panel,
-                                  model_dim_ * panel, depth, group_dim_, projected, stride_);
+      add_rows_times_panels<Rows>(operand, memory[projection_] + t * panel, model_dim_ * panel,
+                                  depth, group_dim_, projected, stride_);
     }
   }
 
@@ -199,8 +198,8 @@ class token_projector {
  private:
   index_t model_dim_, group_dim_;
   index_t stride_;
-  std::size_t projection_at_ = 0;  // [d_group / panel][d_model][panel]
-  std::size_t bias_at_ = 0;        // [stride]
+  scratch_array<A> projection_;  // [d_group / panel][d_model][panel]
+  scratch_array<A> bias_;        // [stride]
 };
 
 /// The centroids as rows of whole panels with zeros behind them, for cosines scaled to length 1;
@@ -236,22 +235,26 @@ class centroid_scorer {
         groups_(groups),
         metric_(metric),
         scores_stride_(round_up(groups, panel)) {
-    centroid_rows_at_ = plan.add<A>(groups * projector_.stride());
-    centroids_at_ = plan.add<A>(group_dim * scores_stride_ + lanes);
-    strips_at_ = plan.add<A>(workers * strip_stride());
+    centroid_rows_ = plan.add<A>(groups * projector_.stride());
+    centroids_ = plan.add<A>(group_dim * scores_stride_ + lanes);
+    scratch_plan strip;
+    projected_ = strip.add<A>(strip_rows * projector_.stride());
+    scores_ = strip.add<A>(strip_rows * scores_stride_);
+    projector_scratch_ = strip.add<A>(projector_.strip_scratch);
+    strips_ = plan.add_each(workers, strip);
   }
 
   template <class T>
   void pack(const scratch_memory& memory, const centroid_params<T>& params) const {
     projector_.pack(memory, params);
-    A* const rows = memory.at<A>(centroid_rows_at_);
+    A* const rows = memory[centroid_rows_];
     widen_centroids(params, projector_.stride(), rows);
     for (index_t g = 0; g < groups_; g += panel)
       pack_rows_as_columns<panel>(
           [&](int c) -> const A* {
             return g + c < groups_ ? rows + (g + c) * projector_.stride() : nullptr;
           },
-          group_dim_, memory.at<A>(centroids_at_) + g * group_dim_);
+          group_dim_, memory[centroids_] + g * group_dim_);
   }
 
   /// take(token, scores): the scores of each token, as whole vectors whose lanes from K on mean
@@ -271,18 +274,14 @@ class centroid_scorer {
   }
 
  private:
-  /// Elements of one worker's scratch: projected tokens, scores, what the projector needs.
-  [[nodiscard]] index_t strip_stride() const noexcept {
-    return strip_rows * (projector_.stride() + scores_stride_) + projector_.strip_scratch;
-  }
-
   /// A strip of `count` tokens, filled up to Rows with its last one.
   template <int Rows, class H, class Take>
   void score_strip(const scratch_memory& memory, const matrix_view<const H>& hidden, index_t first,
                    index_t count, index_t worker, Take&& take) const {
-    A* const projected = memory.at<A>(strips_at_) + worker * strip_stride();
-    A* const scores = projected + strip_rows * projector_.stride();
-    A* const scratch = scores + strip_rows * scores_stride_;
+    const scratch_block own = strips_.of(memory, worker);
+    A* const projected = own[projected_];
+    A* const scores = own[scores_];
+    A* const scratch = own[projector_scratch_];
     if (metric_ == similarity::cosine) {
       vector_length<A> length[Rows];
       projector_.template project_directions<Rows>(memory, hidden, first, count, projected, scratch,
@@ -293,18 +292,22 @@ class centroid_scorer {
     const A* operand[Rows];
     for (int r = 0; r < Rows; ++r) operand[r] = projected + r * projector_.stride();
     fill(scores, scores + Rows * scores_stride_, A{0});
-    add_rows_times_panels<Rows>(operand, memory.at<A>(centroids_at_), group_dim_ * panel,
-                                group_dim_, groups_, scores, scores_stride_);
+    add_rows_times_panels<Rows>(operand, memory[centroids_], group_dim_ * panel, group_dim_,
+                                groups_, scores, scores_stride_);
     for (index_t r = 0; r < count; ++r) take(first + r, scores + r * scores_stride_);
   }
 
   token_projector<A> projector_;
   index_t group_dim_, groups_;
   similarity metric_;
-  index_t scores_stride_;             // whole panels
-  std::size_t centroid_rows_at_ = 0;  // [K][projector_.stride()]
-  std::size_t centroids_at_ = 0;      // [K / panel][d_group][panel]
-  std::size_t strips_at_ = 0;         // [workers][strip_stride()]
+  index_t scores_stride_;           // whole panels
+  scratch_array<A> centroid_rows_;  // [K][projector_.stride()]
+  scratch_array<A> centroids_;      // [K / panel][d_group][panel]
+  // Each worker has these, for the strip that it is at.
+  worker_scratch strips_;
+  scratch_array<A> projected_;  // [strip_rows][projector_.stride()]
+  scratch_array<A> scores_;     // [strip_rows][scores_stride]
+  scratch_array<A> projector_scratch_;
 };
 
 /// Centroid scores after their checks.

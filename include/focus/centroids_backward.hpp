@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <concepts>
-#include <cstddef>
 #include <span>
 #include <type_traits>
 
@@ -92,8 +91,10 @@ class token_product {
         segments_((std::max<index_t>)(ceil_div(n, segment_tokens), 1)),
         width_(width),
         stride_(round_up(width, panel)) {
-    blocks_at_ = plan.add<A>(workers * block_tokens * block_stride);
-    sums_at_ = plan.add<A>(segments_ * round_up(columns, strip_rows) * stride_);
+    scratch_plan one;
+    block_ = one.add<A>(block_tokens * block_stride);
+    blocks_ = plan.add_each(workers, one);
+    sums_ = plan.add<A>(segments_ * round_up(columns, strip_rows) * stride_);
   }
 
   /// take(c, row): row c of X^T Y, as whole vectors whose lanes from `width` on mean nothing.
@@ -102,14 +103,14 @@ class token_product {
            const any_executor& exec, Take&& take) const {
     const index_t columns = x.extent(1);
     const index_t column_tasks = ceil_div(columns, task_columns);
-    A* const all_sums = memory.at<A>(sums_at_);
+    A* const all_sums = memory[sums_];
     const index_t segment_stride = round_up(columns, strip_rows) * stride_;
     exec.parallel_for(segments_ * column_tasks, [&](index_t task, index_t worker) {
       const index_t segment = task / column_tasks, first = task % column_tasks * task_columns;
       const index_t count = (std::min<index_t>)(task_columns, columns - first);
       A* const sums = all_sums + segment * segment_stride + first * stride_;
       fill(sums, sums + round_up(count, strip_rows) * stride_, A{0});
-      A* const block = memory.at<A>(blocks_at_) + worker * block_tokens * block_stride;
+      A* const block = blocks_.of(memory, worker)[block_];
       const index_t end = (std::min)((segment + 1) * segment_tokens, n_);
       for (index_t i = segment * segment_tokens; i < end; i += block_tokens)
         add_block(x, y, i, (std::min<index_t>)(block_tokens, end - i), first, count, block, sums);
@@ -153,8 +154,9 @@ class token_product {
   }
 
   index_t n_, segments_, width_, stride_;
-  std::size_t blocks_at_ = 0;  // [workers][block_tokens][block_stride]
-  std::size_t sums_at_ = 0;    // [segments][columns in whole strips][stride]
+  worker_scratch blocks_;
+  scratch_array<A> block_;  // of a worker: [block_tokens][block_stride]
+  scratch_array<A> sums_;   // [segments][columns in whole strips][stride]
 };
 
 /// Through x -> x / |x| at a vector that was `length` long, with the unit vector at hand: turns the
@@ -225,13 +227,18 @@ class centroid_gradient {
                  (std::max)(wanted.wants(wanted.projection) ? model_dim_ : index_t{1},
                             wants_centroids_ ? groups_ : index_t{1}),
                  group_dim_) {
-    centroid_rows_at_ = plan.add<A>(groups_ * stride());
-    centroid_panels_at_ = plan.add<A>(groups_ * stride());
-    projection_at_ =
-        plan.add<A>(wants_hidden_ ? round_up(model_dim_, panel) * group_dim_ + lanes : 0);
-    tokens_at_ = plan.add<A>(token_panels<A>::size(wants_centroids_, n, group_dim_));
-    dprojected_at_ = plan.add<A>(token_panels<A>::size(wants_projected_, n, group_dim_));
-    strips_at_ = plan.add<A>(workers * strip_stride());
+    centroid_rows_ = plan.add<A>(groups_ * stride());
+    centroid_panels_ = plan.add<A>(groups_ * stride());
+    projection_ = plan.add<A>(wants_hidden_ ? round_up(model_dim_, panel) * group_dim_ + lanes : 0);
+    tokens_ = plan.add<A>(token_panels<A>::size(wants_centroids_, n, group_dim_));
+    dprojected_ = plan.add<A>(token_panels<A>::size(wants_projected_, n, group_dim_));
+    scratch_plan strip;
+    z_ = strip.add<A>(strip_rows * stride());
+    dz_ = strip.add<A>(strip_rows * stride());
+    dz_panels_ = strip.add<A>(strip_rows * stride());
+    ds_ = strip.add<A>(strip_rows * groups_stride());
+    projector_scratch_ = strip.add<A>(projector_.strip_scratch);
+    strips_ = plan.add_each(workers, strip);
   }
 
   template <class H, class T, class DS, class Views>
@@ -239,8 +246,8 @@ class centroid_gradient {
            const centroid_params<T>& params, const matrix_view<const DS>& dscores, const Views& to,
            const any_executor& exec) {
     pack(memory, params);
-    const token_panels<A> tokens{memory.at<A>(tokens_at_), n_, group_dim_};
-    const token_panels<A> dprojected{memory.at<A>(dprojected_at_), n_, group_dim_};
+    const token_panels<A> tokens{memory[tokens_], n_, group_dim_};
+    const token_panels<A> dprojected{memory[dprojected_], n_, group_dim_};
     exec.parallel_for(ceil_div(n_, task_rows), [&](index_t task, index_t worker) {
       const index_t end = (std::min)((task + 1) * task_rows, n_);
       for (index_t first = task * task_rows; first < end; first += strip_rows)
@@ -266,8 +273,7 @@ class centroid_gradient {
       product_.run(memory, dscores, tokens, exec, [&](index_t g, A* row) {
         if (cosine_) {
           fill(row + group_dim_, row + stride(), A{0});
-          normalize_backward(memory.at<A>(centroid_rows_at_) + g * stride(), length_[g], stride(),
-                             row);
+          normalize_backward(memory[centroid_rows_] + g * stride(), length_[g], stride(), row);
         }
         narrow_row(row, group_dim_, to.centroids.row(g));
       });
@@ -280,10 +286,6 @@ class centroid_gradient {
   [[nodiscard]] index_t groups_stride() const noexcept { return round_up(groups_, lanes); }
   /// Whether Z has to be made again.
   [[nodiscard]] bool needs_tokens() const noexcept { return cosine_ || wants_centroids_; }
-  /// Elements of one worker's scratch: Z, dZ, dZ in panels, dscores, what the projector needs.
-  [[nodiscard]] index_t strip_stride() const noexcept {
-    return strip_rows * (3 * stride() + groups_stride()) + projector_.strip_scratch;
-  }
 
   template <class T>
   static void narrow_row(const A* from, index_t count, T* to) {
@@ -295,16 +297,16 @@ class centroid_gradient {
   template <class T>
   void pack(const scratch_memory& memory, const centroid_params<T>& params) {
     if (needs_tokens()) projector_.pack(memory, params);
-    A* const rows = memory.at<A>(centroid_rows_at_);
+    A* const rows = memory[centroid_rows_];
     widen_centroids(params, stride(), rows, length_);
-    const token_panels<A> panels{memory.at<A>(centroid_panels_at_), groups_, group_dim_};
+    const token_panels<A> panels{memory[centroid_panels_], groups_, group_dim_};
     for (index_t g = 0; g < groups_; ++g) panels.put(g, rows + g * stride());
     for (index_t m = 0; wants_hidden_ && m < model_dim_; m += panel)
       pack_rows_as_columns<panel>(
           [&](int c) -> const T* {
             return m + c < model_dim_ ? params.projection.row(m + c) : nullptr;
           },
-          group_dim_, memory.at<A>(projection_at_) + m * group_dim_);
+          group_dim_, memory[projection_] + m * group_dim_);
   }
 
   /// A strip of `count` tokens, filled up to Rows with its last one.
@@ -313,11 +315,12 @@ class centroid_gradient {
                   const matrix_view<const DS>& dscores, index_t first, index_t count,
                   index_t worker, const token_panels<A>& tokens, const token_panels<A>& dprojected,
                   const matrix_view<TH>& dhidden) const {
-    A* const z = memory.at<A>(strips_at_) + worker * strip_stride();
-    A* const dz = z + strip_rows * stride();
-    A* const dz_panels = dz + strip_rows * stride();
-    A* const ds = dz_panels + strip_rows * stride();
-    A* const scratch = ds + strip_rows * groups_stride();
+    const scratch_block own = strips_.of(memory, worker);
+    A* const z = own[z_];
+    A* const dz = own[dz_];
+    A* const dz_panels = own[dz_panels_];
+    A* const ds = own[ds_];
+    A* const scratch = own[projector_scratch_];
 
     vector_length<A> length[Rows];
     if (cosine_)
@@ -335,8 +338,8 @@ class centroid_gradient {
                 ds + r * groups_stride());
     }
     fill(dz, dz + Rows * stride(), A{0});
-    add_rows_times_panels<Rows>(operand, memory.at<A>(centroid_panels_at_), groups_ * panel,
-                                groups_, group_dim_, dz, stride());
+    add_rows_times_panels<Rows>(operand, memory[centroid_panels_], groups_ * panel, groups_,
+                                group_dim_, dz, stride());
     const token_panels<A> strip{dz_panels, strip_rows, group_dim_};
     for (int r = 0; r < Rows; ++r) {
       A* const row = dz + r * stride();
@@ -348,7 +351,7 @@ class centroid_gradient {
       if (r < count) dprojected.put(first + r, row);
     }
     if (!wants_hidden_) return;
-    const A* w = memory.at<A>(projection_at_);
+    const A* w = memory[projection_];
     for (index_t m = 0; m < model_dim_; m += panel, w += group_dim_ * panel) {
       if (model_dim_ - m > lanes)
         store_product<Rows, 2>(dz_panels, w, group_dim_, dhidden, first, count, m);
@@ -362,12 +365,16 @@ class centroid_gradient {
   token_projector<A> projector_;
   token_product<A> product_;
   vector_length<A> length_[max_groups];  // of the centroids
-  std::size_t centroid_rows_at_ = 0;     // [K][stride()]
-  std::size_t centroid_panels_at_ = 0;   // [d_group / panel][K][panel]
-  std::size_t projection_at_ = 0;        // W^T: [d_model / panel][d_group][panel]
-  std::size_t tokens_at_ = 0;            // Z in panels
-  std::size_t dprojected_at_ = 0;        // dZ in panels
-  std::size_t strips_at_ = 0;            // [workers][strip_stride()]
+  scratch_array<A> centroid_rows_;       // [K][stride()]
+  scratch_array<A> centroid_panels_;     // [d_group / panel][K][panel]
+  scratch_array<A> projection_;          // W^T: [d_model / panel][d_group][panel]
+  scratch_array<A> tokens_;              // Z in panels
+  scratch_array<A> dprojected_;          // dZ in panels
+  // Each worker has these, for the strip that it is at.
+  worker_scratch strips_;
+  scratch_array<A> z_, dz_, dz_panels_;  // [strip_rows][stride()]
+  scratch_array<A> ds_;                  // widened dscores: [strip_rows][groups_stride()]
+  scratch_array<A> projector_scratch_;
 };
 
 /// The gradients after their checks.

@@ -63,7 +63,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 
   query_tile_layout<A> gated_layout, full_layout;
   gate_layout<A> products;
-  std::size_t losses_at;
+  scratch_array<A> row_losses;
   resolved_score<A> score;
   index_t heads, n_q, terms;  // terms: rows that are asked for, times heads
   double* loss;
@@ -74,7 +74,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
         gated_layout(plan, workers, s.head_dim, 0),
         full_layout(plan, workers, 0, 0),
         products(plan, workers, base.groups),
-        losses_at(plan.add<A>(s.heads * s.n_q)),
+        row_losses(plan.add<A>(s.heads * s.n_q)),
         score(scoring),
         heads(s.heads),
         n_q(s.n_q),
@@ -112,9 +112,9 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
               products.products(site.memory, site.worker));
         });
 
-    A* const row_losses = losses(site.memory, site.head);
+    A* const losses_of_head = losses(site.memory, site.head);
     for (index_t r = 0; r < rows; ++r)
-      if (!full.sees_nothing(r)) row_losses[row(r)] = full.logsumexp_above(gated, r);
+      if (!full.sees_nothing(r)) losses_of_head[row(r)] = full.logsumexp_above(gated, r);
     // dL / dlse of the gated sum is -1 / terms, and delta its negative.
     return [gated, delta = A{1} / static_cast<A>(terms)](index_t r) {
       return row_state<A>{gated.logsumexp(r), delta};
@@ -132,7 +132,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 
  private:
   [[nodiscard]] A* losses(const scratch_memory& memory, index_t head) const noexcept {
-    return memory.at<A>(losses_at) + head * n_q;
+    return memory[row_losses] + head * n_q;
   }
 
   /// One strip against one block, for both sums.

@@ -137,8 +137,8 @@ class column_balance {
   /// after(iteration): called when the potentials of the iteration stand.
   template <class After>
   void run(int iterations, const scratch_memory& memory, const any_executor& exec, After&& after) {
-    tops_ = memory.at<A>(tops_at_);
-    sums_ = memory.at<A>(sums_at_);
+    tops_ = memory[tops_at_];
+    sums_ = memory[sums_at_];
     for (int iteration = 0; iteration < iterations && chunks_ > 0; ++iteration) {
       if (iteration == 0)
         exec.parallel_for(chunks_, [&](index_t chunk, index_t) { sum_exponentials(chunk); });
@@ -236,7 +236,7 @@ class column_balance {
   group_potentials<A> f_;
   double potential_[max_groups] = {};
   column_sum column_[max_groups] = {};
-  std::size_t tops_at_ = 0, sums_at_ = 0;  // [chunks][padded groups]
+  scratch_array<A> tops_at_, sums_at_;  // [chunks][padded groups]
   A *tops_ = nullptr, *sums_ = nullptr;
 };
 

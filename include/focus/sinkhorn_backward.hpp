@@ -37,14 +37,14 @@ class token_sums {
         chunks_(ceil_div(tokens, chunk_tokens)),
         groups_(groups),
         padded_groups_(round_up(groups, lanes)) {
-    sums_at_ = plan.add<A>(chunks_ * padded_groups_);
+    sums_ = plan.add<A>(chunks_ * padded_groups_);
   }
 
   /// body(token, sums) adds what the token gives to sums, in whole vectors; total receives K sums.
   template <class Body>
   void run(const scratch_memory& memory, const any_executor& exec, Body&& body,
            double* total) const {
-    A* const all = memory.at<A>(sums_at_);
+    A* const all = memory[sums_];
     exec.parallel_for(chunks_, [&](index_t chunk, index_t) {
       A sums[max_groups] = {};
       const index_t end = (std::min)((chunk + 1) * chunk_tokens, tokens_);
@@ -60,7 +60,7 @@ class token_sums {
 
  private:
   index_t tokens_, chunks_, groups_, padded_groups_;
-  std::size_t sums_at_ = 0;  // [chunks][padded groups]
+  scratch_array<A> sums_;  // [chunks][padded groups]
 };
 
 template <class A>
@@ -119,7 +119,7 @@ class sinkhorn_gradient {
         balance_(plan, scores, options.temperature),
         sums_(plan, scores.extent(0), scores.extent(1)),
         first_(scores.extent(1)) {
-    steps_at_ = plan.add<step>(options.iterations);
+    steps_ = plan.add<step>(options.iterations);
   }
 
   /// gradient [n, K] receives d scores.
@@ -127,7 +127,7 @@ class sinkhorn_gradient {
   void run(const scratch_memory& memory, const matrix_view<const Q>& assignment,
            const matrix_view<const DQ>& dassignment, const matrix_view<A>& gradient,
            const any_executor& exec) {
-    step* const steps = memory.at<step>(steps_at_);
+    step* const steps = memory[steps_];
     balance_.run(options_.iterations, memory, exec, [&](int iteration) {
       step& s = steps[iteration];
       s.potentials = balance_.potentials();
@@ -203,7 +203,7 @@ class sinkhorn_gradient {
   column_balance<A, T> balance_;
   token_sums<A> sums_;
   group_potentials<A> first_;  // what exp(L) is measured from in the first iteration, negated
-  std::size_t steps_at_ = 0;   // [iterations]
+  scratch_array<step> steps_;  // [iterations]
 };
 
 /// The type of the sums: double where any of the types is.
@@ -224,9 +224,9 @@ void run_sinkhorn_backward(const matrix_view<const T>& scores,
     gradient.run(memory, assignment, dassignment, dscores, exec);
   } else {
     const auto [n, groups] = scores.extents();
-    const std::size_t sums_at = plan.add<A>(n * groups);
+    const scratch_array<A> planned_sums = plan.add<A>(n * groups);
     const scratch_memory memory(exec, plan);
-    const matrix_view<A> sums(memory.at<A>(sums_at), {n, groups});
+    const matrix_view<A> sums(memory[planned_sums], {n, groups});
     gradient.run(memory, assignment, dassignment, sums, exec);
     for (index_t i = 0; i < n; ++i)
       for (index_t g = 0; g < groups; ++g)

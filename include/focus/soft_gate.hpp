@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <limits>
 
 #include "focus/checks/attention_arguments.hpp"
@@ -49,21 +48,21 @@ class gate_layout {
  public:
   gate_layout(scratch_plan& plan, index_t workers, index_t groups) {
     scratch_plan one;
-    queries_at_ = one.add<A>(query_rows_size<A>(groups));
-    products_at_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
-    stride_ = one.bytes();
-    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+    queries_ = one.add<A>(query_rows_size<A>(groups));
+    products_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
+    gates_ = plan.add_each(workers, one);
   }
 
   [[nodiscard]] A* queries(const scratch_memory& memory, index_t worker) const noexcept {
-    return memory.at<A>(base_ + static_cast<std::size_t>(worker) * stride_ + queries_at_);
+    return gates_.of(memory, worker)[queries_];
   }
   [[nodiscard]] A* products(const scratch_memory& memory, index_t worker) const noexcept {
-    return memory.at<A>(base_ + static_cast<std::size_t>(worker) * stride_ + products_at_);
+    return gates_.of(memory, worker)[products_];
   }
 
  private:
-  std::size_t queries_at_ = 0, products_at_ = 0, stride_ = 0, base_ = 0;
+  scratch_array<A> queries_, products_;
+  worker_scratch gates_;
 };
 
 /// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count):

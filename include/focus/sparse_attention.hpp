@@ -56,11 +56,11 @@ void run_sparse_attention(const Arguments& args, const routing_plan& plan,
   const key_packer<E> cell_packer(same_scratch, batch, slots, s.head_dim, s.value_dim);
   scratch.cover(same_scratch);
   const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
-  const std::size_t saved_at = scratch.add<A>(
+  const scratch_array<A> saved_rows = scratch.add<A>(
       any_local || plan.rounds() > 1 ? batch * s.queries_per_kv_head() * s.n_q * saved_size : 0);
   const scratch_memory memory(exec, scratch);
   const auto saved_row = [&](index_t head, index_t i) {
-    return memory.at<A>(saved_at) + (head * s.n_q + i) * saved_size;
+    return memory[saved_rows] + (head * s.n_q + i) * saved_size;
   };
   const A factor = query_factor(score);
 

@@ -164,25 +164,24 @@ class gradient_tile_layout {
     constexpr index_t stride = tile_sizes<A>::score_stride;
     const bool gated = groups > 0;
     scratch_plan one;
-    queries_at_ = one.add<A>(query_rows_size<A>(head_dim_));
-    douts_at_ = one.add<A>(wanted.dout ? query_rows_size<A>(value_dim_) : 0);
-    gates_at_ = one.add<A>(gated ? query_rows_size<A>(groups_) : 0);
-    query_rows_at_ = one.add<A>(wanted.dk ? row_panels<A>::size(head_dim_) : 0);
-    dout_rows_at_ = one.add<A>(wanted.dv ? row_panels<A>::size(value_dim_) : 0);
-    gate_rows_at_ = one.add<A>(wanted.dkey_gates ? row_panels<A>::size(groups_) : 0);
-    dq_at_ = one.add<A>(wanted.dq ? padded_rows * round_up(head_dim_, panel) : 0);
-    dgates_at_ = one.add<A>(wanted.dquery_gates ? padded_rows * round_up(groups_, panel) : 0);
-    lse_at_ = one.add<A>(padded_rows);
-    delta_at_ = one.add<A>(padded_rows);
-    limits_at_ = one.add<slot_range>(padded_rows);
-    weights_at_ = one.add<A>(padded_rows * stride);
-    slopes_at_ = one.add<A>(padded_rows * stride);
-    gate_slopes_at_ = one.add<A>(gated ? padded_rows * stride : 0);
-    cap_slopes_at_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
-    unused_row_at_ =
+    queries_ = one.add<A>(query_rows_size<A>(head_dim_));
+    douts_ = one.add<A>(wanted.dout ? query_rows_size<A>(value_dim_) : 0);
+    gates_ = one.add<A>(gated ? query_rows_size<A>(groups_) : 0);
+    query_rows_ = one.add<A>(wanted.dk ? row_panels<A>::size(head_dim_) : 0);
+    dout_rows_ = one.add<A>(wanted.dv ? row_panels<A>::size(value_dim_) : 0);
+    gate_rows_ = one.add<A>(wanted.dkey_gates ? row_panels<A>::size(groups_) : 0);
+    dq_ = one.add<A>(wanted.dq ? padded_rows * round_up(head_dim_, panel) : 0);
+    dgates_ = one.add<A>(wanted.dquery_gates ? padded_rows * round_up(groups_, panel) : 0);
+    lse_ = one.add<A>(padded_rows);
+    delta_ = one.add<A>(padded_rows);
+    limits_ = one.add<slot_range>(padded_rows);
+    weights_ = one.add<A>(padded_rows * stride);
+    slopes_ = one.add<A>(padded_rows * stride);
+    gate_slopes_ = one.add<A>(gated ? padded_rows * stride : 0);
+    cap_slopes_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
+    unused_row_ =
         one.add<A>(round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
-    stride_ = one.bytes();
-    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+    tiles_ = plan.add_each(workers, one);
   }
 
  private:
@@ -190,11 +189,10 @@ class gradient_tile_layout {
   friend class gradient_tile;
   index_t head_dim_, value_dim_, groups_;
   wanted_gradients wanted_;
-  std::size_t queries_at_ = 0, douts_at_ = 0, gates_at_ = 0, query_rows_at_ = 0, dout_rows_at_ = 0,
-              gate_rows_at_ = 0, dq_at_ = 0, dgates_at_ = 0, lse_at_ = 0, delta_at_ = 0,
-              limits_at_ = 0, weights_at_ = 0, slopes_at_ = 0, gate_slopes_at_ = 0,
-              cap_slopes_at_ = 0, unused_row_at_ = 0;
-  std::size_t stride_ = 0, base_ = 0;
+  scratch_array<A> queries_, douts_, gates_, query_rows_, dout_rows_, gate_rows_, dq_, dgates_,
+      lse_, delta_, weights_, slopes_, gate_slopes_, cap_slopes_, unused_row_;
+  scratch_array<slot_range> limits_;
+  worker_scratch tiles_;
 };
 
 /// Up to tile_rows query rows and the sums of their gradients, in the scratch memory of one worker.
@@ -213,23 +211,23 @@ class gradient_tile {
         value_dim_(layout.value_dim_),
         groups_(layout.groups_),
         wanted_(layout.wanted_) {
-    const std::size_t at = layout.base_ + static_cast<std::size_t>(worker) * layout.stride_;
-    queries_ = memory.at<A>(at + layout.queries_at_);
-    douts_ = memory.at<A>(at + layout.douts_at_);
-    gates_ = memory.at<A>(at + layout.gates_at_);
-    query_rows_ = {memory.at<A>(at + layout.query_rows_at_), head_dim_};
-    dout_rows_ = {memory.at<A>(at + layout.dout_rows_at_), value_dim_};
-    gate_rows_ = {memory.at<A>(at + layout.gate_rows_at_), groups_};
-    dq_ = memory.at<A>(at + layout.dq_at_);
-    dgates_ = memory.at<A>(at + layout.dgates_at_);
-    lse_ = memory.at<A>(at + layout.lse_at_);
-    delta_ = memory.at<A>(at + layout.delta_at_);
-    limits_ = memory.at<slot_range>(at + layout.limits_at_);
-    weights_ = memory.at<A>(at + layout.weights_at_);
-    slopes_ = memory.at<A>(at + layout.slopes_at_);
-    gate_slopes_ = memory.at<A>(at + layout.gate_slopes_at_);
-    cap_slopes_ = memory.at<A>(at + layout.cap_slopes_at_);
-    unused_row_ = memory.at<A>(at + layout.unused_row_at_);
+    const scratch_block own = layout.tiles_.of(memory, worker);
+    queries_ = own[layout.queries_];
+    douts_ = own[layout.douts_];
+    gates_ = own[layout.gates_];
+    query_rows_ = {own[layout.query_rows_], head_dim_};
+    dout_rows_ = {own[layout.dout_rows_], value_dim_};
+    gate_rows_ = {own[layout.gate_rows_], groups_};
+    dq_ = own[layout.dq_];
+    dgates_ = own[layout.dgates_];
+    lse_ = own[layout.lse_];
+    delta_ = own[layout.delta_];
+    limits_ = own[layout.limits_];
+    weights_ = own[layout.weights_];
+    slopes_ = own[layout.slopes_];
+    gate_slopes_ = own[layout.gate_slopes_];
+    cap_slopes_ = own[layout.cap_slopes_];
+    unused_row_ = own[layout.unused_row_];
   }
 
   [[nodiscard]] index_t rows() const noexcept { return rows_; }

@@ -232,9 +232,9 @@ class key_packer {
         slots_(round_up(slots, panel)),
         head_dim_(head_dim),
         value_dim_(value_dim) {
-    keys_at_ = plan.add<E>(kv_heads_ * keys_size() + lanes);
-    values_at_ = plan.add<E>(kv_heads_ * values_size());
-    nonfinite_at_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
+    keys_ = plan.add<E>(kv_heads_ * keys_size() + lanes);
+    values_ = plan.add<E>(kv_heads_ * values_size());
+    nonfinite_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
   }
 
   [[nodiscard]] packed_keys<E> head(const scratch_memory& memory, index_t kv_head) const noexcept {
@@ -290,13 +290,13 @@ class key_packer {
 
  private:
   E* keys(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<E>(keys_at_) + kv_head * keys_size();
+    return memory[keys_] + kv_head * keys_size();
   }
   E* values(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<E>(values_at_) + kv_head * values_size();
+    return memory[values_] + kv_head * values_size();
   }
   std::uint8_t* nonfinite(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory.at<std::uint8_t>(nonfinite_at_) + kv_head * (slots_ / panel);
+    return memory[nonfinite_] + kv_head * (slots_ / panel);
   }
 
   [[nodiscard]] index_t keys_size() const noexcept {
@@ -307,7 +307,8 @@ class key_packer {
   }
 
   index_t kv_heads_, slots_, head_dim_, value_dim_;
-  std::size_t keys_at_ = 0, values_at_ = 0, nonfinite_at_ = 0;
+  scratch_array<E> keys_, values_;
+  scratch_array<std::uint8_t> nonfinite_;
 };
 
 }  // namespace detail

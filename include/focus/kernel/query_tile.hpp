@@ -36,23 +36,23 @@ class query_tile_layout {
   query_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim)
       : head_dim_(head_dim), value_dim_(value_dim), acc_stride_(round_up(value_dim, panel)) {
     scratch_plan one;
-    queries_at_ = one.add<E>(query_rows_size<E>(head_dim_));
-    acc_at_ = one.add<A>(padded_rows * acc_stride_);
-    top_at_ = one.add<A>(padded_rows);
-    sum_at_ = one.add<A>(tile_sizes<E>::row_sums * padded_rows);
-    limits_at_ = one.add<slot_range>(padded_rows);
-    scores_at_ = one.add<A>(tile_sizes<E>::strip_rows * tile_sizes<E>::score_stride);
-    stride_ = one.bytes();
-    base_ = plan.add<std::byte>(static_cast<index_t>(stride_) * workers);
+    queries_ = one.add<E>(query_rows_size<E>(head_dim_));
+    acc_ = one.add<A>(padded_rows * acc_stride_);
+    top_ = one.add<A>(padded_rows);
+    sum_ = one.add<A>(tile_sizes<E>::row_sums * padded_rows);
+    limits_ = one.add<slot_range>(padded_rows);
+    scores_ = one.add<A>(tile_sizes<E>::strip_rows * tile_sizes<E>::score_stride);
+    tiles_ = plan.add_each(workers, one);
   }
 
  private:
   template <class>
   friend class query_tile;
   index_t head_dim_, value_dim_, acc_stride_;
-  std::size_t queries_at_ = 0, acc_at_ = 0, top_at_ = 0, sum_at_ = 0, limits_at_ = 0,
-              scores_at_ = 0;
-  std::size_t stride_ = 0, base_ = 0;
+  scratch_array<E> queries_;
+  scratch_array<A> acc_, top_, sum_, scores_;
+  scratch_array<slot_range> limits_;
+  worker_scratch tiles_;
 };
 
 /// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
@@ -72,13 +72,13 @@ class query_tile : operand_scope<E> {
       : head_dim_(layout.head_dim_),
         value_dim_(layout.value_dim_),
         acc_stride_(layout.acc_stride_) {
-    const std::size_t at = layout.base_ + static_cast<std::size_t>(worker) * layout.stride_;
-    queries_ = memory.at<E>(at + layout.queries_at_);
-    acc_ = memory.at<A>(at + layout.acc_at_);
-    top_ = memory.at<A>(at + layout.top_at_);
-    sum_ = memory.at<A>(at + layout.sum_at_);
-    limits_ = memory.at<slot_range>(at + layout.limits_at_);
-    scores_ = memory.at<A>(at + layout.scores_at_);
+    const scratch_block own = layout.tiles_.of(memory, worker);
+    queries_ = own[layout.queries_];
+    acc_ = own[layout.acc_];
+    top_ = own[layout.top_];
+    sum_ = own[layout.sum_];
+    limits_ = own[layout.limits_];
+    scores_ = own[layout.scores_];
   }
 
   [[nodiscard]] index_t rows() const noexcept { return rows_; }

@@ -13,18 +13,69 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
+/// An array of T that a scratch_plan has room for: memory[array] is its first element.
+template <class T>
+class scratch_array {
+ public:
+  scratch_array() noexcept = default;
+
+ private:
+  friend class scratch_plan;
+  friend class scratch_block;
+  explicit scratch_array(std::size_t offset) noexcept : offset_(offset) {}
+
+  std::size_t offset_ = 0;  // in bytes, from where the plan's memory begins
+};
+
+/// Memory laid out by a scratch_plan.
+class scratch_block {
+ public:
+  explicit scratch_block(std::byte* begin) noexcept : begin_(begin) {}
+
+  template <class T>
+  [[nodiscard]] T* operator[](scratch_array<T> array) const noexcept {
+    return reinterpret_cast<T*>(begin_ + array.offset_);
+  }
+
+ private:
+  std::byte* begin_;
+};
+
+class scratch_memory;
+
+/// What each worker has a copy of: the arrays of a plan of their own, once for each worker.
+class worker_scratch {
+ public:
+  worker_scratch() noexcept = default;
+
+  /// The arrays of one worker: of(memory, worker)[array].
+  [[nodiscard]] scratch_block of(const scratch_memory& memory, index_t worker) const noexcept;
+
+ private:
+  friend class scratch_plan;
+  worker_scratch(scratch_array<std::byte> copies, std::size_t bytes) noexcept
+      : copies_(copies), bytes_(bytes) {}
+
+  scratch_array<std::byte> copies_;  // [workers][bytes]
+  std::size_t bytes_ = 0;
+};
+
 /// The scratch memory of one call: first each array is planned, then all are allocated at once,
 /// then handed out.
 class scratch_plan {
  public:
-  /// Plans `count` elements on a cache line of their own; returns where they will be.
+  /// Plans `count` elements on a cache line of their own.
   template <class T>
-  std::size_t add(index_t count) noexcept {
+  scratch_array<T> add(index_t count) noexcept {
     static_assert(std::is_trivially_copyable_v<T>);
-    const std::size_t at = bytes_;
+    const scratch_array<T> array(bytes_);
     const std::size_t length = static_cast<std::size_t>(count) * sizeof(T);
     bytes_ += (length + line - 1) / line * line;
-    return at;
+    return array;
+  }
+  /// Plans what `one` plans once for each worker.
+  worker_scratch add_each(index_t workers, const scratch_plan& one) noexcept {
+    return {add<std::byte>(static_cast<index_t>(one.bytes()) * workers), one.bytes()};
   }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   /// Goes on behind what `other` plans, too: two plans from here on share memory, and what is in it
@@ -40,17 +91,22 @@ class scratch_plan {
 class scratch_memory {
  public:
   scratch_memory(const any_executor& exec, const scratch_plan& plan)
-      : base_((exec.scratch() != nullptr ? *exec.scratch() : own_).reserve(plan.bytes())) {}
+      : all_((exec.scratch() != nullptr ? *exec.scratch() : own_).reserve(plan.bytes())) {}
 
   template <class T>
-  [[nodiscard]] T* at(std::size_t offset) const noexcept {
-    return reinterpret_cast<T*>(base_ + offset);
+  [[nodiscard]] T* operator[](scratch_array<T> array) const noexcept {
+    return all_[array];
   }
 
  private:
   workspace own_;
-  std::byte* base_;
+  scratch_block all_;
 };
+
+inline scratch_block worker_scratch::of(const scratch_memory& memory,
+                                        index_t worker) const noexcept {
+  return scratch_block(memory[copies_] + static_cast<std::size_t>(worker) * bytes_);
+}
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 
 #include "focus/checks/attention_arguments.hpp"
 #include "focus/config.hpp"
@@ -38,22 +37,22 @@ class gradient_sums {
     dquery_gates_stride_ = wanted.dquery_gates ? round_up(groups, panel) : 0;
     dkey_gates_stride_ = wanted.dkey_gates ? round_up(groups, panel) : 0;
     const index_t parts = batch * segments;
-    dq_at_ = plan.add<A>(batch * s.queries_per_kv_head() * n_q_ * dq_stride_);
-    dk_at_ = plan.add<A>(parts * n_k_ * dk_stride_);
-    dv_at_ = plan.add<A>(parts * n_k_ * dv_stride_);
-    dkey_gates_at_ = plan.add<A>(parts * n_k_ * dkey_gates_stride_);
-    dquery_gates_at_ = plan.add<A>(batch * n_q_ * dquery_gates_stride_);
-    all_dquery_gates_at_ = plan.add<A>(n_q_ * dquery_gates_stride_);
-    all_dkey_gates_at_ = plan.add<A>(n_k_ * dkey_gates_stride_);
+    dq_ = plan.add<A>(batch * s.queries_per_kv_head() * n_q_ * dq_stride_);
+    dk_ = plan.add<A>(parts * n_k_ * dk_stride_);
+    dv_ = plan.add<A>(parts * n_k_ * dv_stride_);
+    dkey_gates_ = plan.add<A>(parts * n_k_ * dkey_gates_stride_);
+    dquery_gates_ = plan.add<A>(batch * n_q_ * dquery_gates_stride_);
+    all_dquery_gates_ = plan.add<A>(n_q_ * dquery_gates_stride_);
+    all_dkey_gates_ = plan.add<A>(n_k_ * dkey_gates_stride_);
   }
 
   /// Where segment `segment` of a kv head of the batch adds the gradients of its keys.
   [[nodiscard]] key_gradients<A> keys_of(const scratch_memory& memory, index_t kv_head,
                                          index_t segment, A* unused_row) const noexcept {
     const index_t part = kv_head * segments_ + segment;
-    return {memory.at<A>(dk_at_) + part * n_k_ * dk_stride_,
-            memory.at<A>(dv_at_) + part * n_k_ * dv_stride_,
-            memory.at<A>(dkey_gates_at_) + part * n_k_ * dkey_gates_stride_,
+    return {memory[dk_] + part * n_k_ * dk_stride_,
+            memory[dv_] + part * n_k_ * dv_stride_,
+            memory[dkey_gates_] + part * n_k_ * dkey_gates_stride_,
             dk_stride_,
             dv_stride_,
             dkey_gates_stride_,
@@ -61,18 +60,18 @@ class gradient_sums {
   }
   /// The dQ of a row between passes and rounds.
   [[nodiscard]] A* dq(const scratch_memory& memory, index_t head, index_t row) const noexcept {
-    return memory.at<A>(dq_at_) + (head * n_q_ + row) * dq_stride_;
+    return memory[dq_] + (head * n_q_ + row) * dq_stride_;
   }
   [[nodiscard]] A* dquery_gates(const scratch_memory& memory, index_t kv_head,
                                 index_t row) const noexcept {
-    return memory.at<A>(dquery_gates_at_) + (kv_head * n_q_ + row) * dquery_gates_stride_;
+    return memory[dquery_gates_] + (kv_head * n_q_ + row) * dquery_gates_stride_;
   }
   /// Sums over all kv heads.
   [[nodiscard]] A* all_dquery_gates(const scratch_memory& memory, index_t row) const noexcept {
-    return memory.at<A>(all_dquery_gates_at_) + row * dquery_gates_stride_;
+    return memory[all_dquery_gates_] + row * dquery_gates_stride_;
   }
   [[nodiscard]] A* all_dkey_gates(const scratch_memory& memory, index_t key) const noexcept {
-    return memory.at<A>(all_dkey_gates_at_) + key * dkey_gates_stride_;
+    return memory[all_dkey_gates_] + key * dkey_gates_stride_;
   }
 
   void clear_totals(const scratch_memory& memory) const noexcept {
@@ -119,8 +118,8 @@ class gradient_sums {
     if (dkey_gates_stride_ > 0)
       for_each_row_chunk(1, n_k_, exec, [&](index_t, index_t j) {
         for (index_t part = 0; part < kv_heads * segments_; ++part)
-          add(memory.at<A>(dkey_gates_at_) + (part * n_k_ + j) * dkey_gates_stride_,
-              dkey_gates_stride_, all_dkey_gates(memory, j));
+          add(memory[dkey_gates_] + (part * n_k_ + j) * dkey_gates_stride_, dkey_gates_stride_,
+              all_dkey_gates(memory, j));
       });
   }
 
@@ -153,8 +152,7 @@ class gradient_sums {
 
   index_t n_q_, n_k_, segments_;
   index_t dq_stride_, dk_stride_, dv_stride_, dquery_gates_stride_, dkey_gates_stride_;
-  std::size_t dq_at_ = 0, dk_at_ = 0, dv_at_ = 0, dkey_gates_at_ = 0, dquery_gates_at_ = 0,
-              all_dquery_gates_at_ = 0, all_dkey_gates_at_ = 0;
+  scratch_array<A> dq_, dk_, dv_, dkey_gates_, dquery_gates_, all_dquery_gates_, all_dkey_gates_;
 };
 
 }  // namespace detail
