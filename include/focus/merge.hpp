@@ -68,13 +68,13 @@ void run_merge(const tensor_view<const TA, 3>& out_a, const matrix_view<const LA
   exec.parallel_for(heads * tasks_a_head, [&](index_t task, index_t) {
     const index_t h = task / tasks_a_head, first = task % tasks_a_head * task_rows;
     for (index_t i = first; i < (std::min)(first + task_rows, n); ++i) {
-      const LA a = lse_a(h, i);
-      const LB b = lse_b(h, i);
+      const LA& a = lse_a(h, i);
+      const LB& b = lse_b(h, i);
       const bool a_empty = is_minus_infinity(a), b_empty = is_minus_infinity(b);
       TOut* const row = out.row(h, i);
       if (a_empty && b_empty) {
         fill(row, row + value_dim, detail::narrow<TOut>(A{0}));
-        lse(h, i) = minus_infinity<LOut>();
+        store_minus_infinity(lse(h, i));
       } else if (b_empty) {
         copy_row(out_a.row(h, i), value_dim, row);
         lse(h, i) = static_cast<LOut>(a);

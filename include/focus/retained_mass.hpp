@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <type_traits>
 
@@ -114,10 +115,14 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
 
     A* const losses_of_head = losses(site.memory, site.head);
     for (index_t r = 0; r < rows; ++r)
-      if (!full.sees_nothing(r)) losses_of_head[row(r)] = full.logsumexp_above(gated, r);
+      if (!full.sees_nothing(r) && !gated.sees_nothing(r))
+        losses_of_head[row(r)] = full.logsumexp_above(gated, r);
+      else if (!full.sees_nothing(r))
+        losses_of_head[row(r)] = keeps_nothing;
     // dL / dlse of the gated sum is -1 / terms, and delta its negative.
     return [gated, delta = A{1} / static_cast<A>(terms)](index_t r) {
-      return row_state<A>{gated.logsumexp(r), delta};
+      if (gated.sees_nothing(r)) return row_state<A>{true, 0, 0};
+      return row_state<A>{false, gated.logsumexp(r), delta};
     };
   }
 
@@ -125,12 +130,17 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
              const any_executor& exec) const {
     gates::write(memory, sums, exec);
     double sum = 0;
-    for (const A* x = losses(memory, 0); x != losses(memory, heads); ++x)
+    for (const A* x = losses(memory, 0); x != losses(memory, heads); ++x) {
+      if (*x == keeps_nothing) return store_infinity(*loss);
       sum += static_cast<double>(*x);
+    }
     *loss = terms == 0 ? 0.0 : sum / static_cast<double>(terms);
   }
 
  private:
+  /// The loss of a row that sees keys but keeps none of them: infinite.
+  static constexpr A keeps_nothing = (std::numeric_limits<A>::max)();
+
   [[nodiscard]] A* losses(const scratch_memory& memory, index_t head) const noexcept {
     return memory[row_losses] + head * n_q;
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -212,21 +213,42 @@ constexpr bool is_nan(double x) noexcept {
   return (std::bit_cast<std::uint64_t>(x) & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
-/// -infinity as a bit pattern: under -ffast-math the compiler may fold the literal.
+// A compiler that is told that there are no infinities (-ffast-math, -ffinite-math-only,
+// -fno-honor-infinities, which no macro shows) takes any number that it finds to be one for a
+// reason to compute nothing. So none is computed with: what is not there counts as the lowest
+// finite number, and -infinity, which callers are promised, is written and recognised as bits in
+// memory.
+
+/// Stands for -infinity among scores: of a key that is hidden, or of a row that has seen nothing.
+/// Its weight beside any score above it is 0; a score that low counts as hidden.
 template <std::floating_point A>
-constexpr A minus_infinity() noexcept {
-  if constexpr (sizeof(A) == 4)
-    return std::bit_cast<float>(0xff800000u);
-  else
-    return std::bit_cast<double>(std::uint64_t{0xfff0000000000000u});
-}
+inline constexpr A lowest = std::numeric_limits<A>::lowest();
+
+/// The bits of +infinity; those of -infinity have the sign, too.
+template <std::floating_point A>
+using bits_of = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
+template <std::floating_point A>
+inline constexpr bits_of<A> infinity_bits = static_cast<bits_of<A>>(sizeof(A) == 4
+                                                                        ? 0x7f800000u
+                                                                        : 0x7ff0000000000000u);
+template <std::floating_point A>
+inline constexpr bits_of<A> sign_bit = bits_of<A>{1} << (8 * sizeof(A) - 1);
 
 template <std::floating_point A>
-constexpr bool is_minus_infinity(A x) noexcept {
-  if constexpr (sizeof(A) == 4)
-    return std::bit_cast<std::uint32_t>(x) == 0xff800000u;
-  else
-    return std::bit_cast<std::uint64_t>(x) == std::uint64_t{0xfff0000000000000u};
+FOCUS_ALWAYS_INLINE void store_infinity(A& to) noexcept {
+  constexpr bits_of<A> bits = infinity_bits<A>;
+  std::memcpy(&to, &bits, sizeof to);
+}
+template <std::floating_point A>
+FOCUS_ALWAYS_INLINE void store_minus_infinity(A& to) noexcept {
+  constexpr bits_of<A> bits = infinity_bits<A> | sign_bit<A>;
+  std::memcpy(&to, &bits, sizeof to);
+}
+template <std::floating_point A>
+FOCUS_ALWAYS_INLINE bool is_minus_infinity(const A& x) noexcept {
+  bits_of<A> bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits == (infinity_bits<A> | sign_bit<A>);
 }
 
 }  // namespace detail

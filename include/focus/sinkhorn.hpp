@@ -42,8 +42,8 @@ vec<A> logit_divisor(double temperature) noexcept {
   return vec<A>::broadcast(saturated<A>((std::max)(temperature, 0x1p-500)));
 }
 
-/// The column potentials f of up to 64 groups, as whole vectors; -inf in the lanes that are no
-/// group, so that those weigh nothing.
+/// The column potentials f of up to 64 groups, as whole vectors; the lowest number in the lanes that
+/// are no group, so that those weigh nothing.
 template <class A>
 class group_potentials {
   static constexpr int lanes = vec<A>::width;
@@ -51,7 +51,7 @@ class group_potentials {
  public:
   explicit group_potentials(index_t groups) noexcept : groups_(groups) {
     fill(value_, value_ + groups, A{0});
-    fill(value_ + groups, value_ + max_groups, minus_infinity<A>());
+    fill(value_ + groups, value_ + max_groups, lowest<A>);
   }
 
   [[nodiscard]] index_t groups() const noexcept { return groups_; }
@@ -78,13 +78,15 @@ template <class T, class A>
 void soften_row(const T* scores, const group_potentials<A>& f, vec<A> temperature, A* weights) {
   constexpr int lanes = vec<A>::width;
   const index_t padded = f.padded_groups();
-  vec<A> highest = vec<A>::broadcast(minus_infinity<A>());
+  vec<A> highest = vec<A>::broadcast(lowest<A>);
   for (index_t g = 0; g < padded; g += lanes) {
     const vec<A> x = f.logits(scores, g, temperature);
     x.store(weights + g);
     highest = maximum(highest, x);
   }
-  const vec<A> top = vec<A>::broadcast(reduce_max(highest));
+  // In a row of -inf alone the lanes that are no group must not be the highest: weights of 0 / 0.
+  const A most = reduce_max(highest);
+  const vec<A> top = vec<A>::broadcast(most <= lowest<A> ? A{0} : most);
   const vec<A> to_log2 = vec<A>::broadcast(log2_e<A>);
   vec<A> total = vec<A>::zero();
   for (index_t g = 0; g < padded; g += lanes) {
@@ -124,9 +126,6 @@ class column_balance {
   /// of 0: no token can join the group.
   struct column_sum {
     double top = 0, sum = 0;
-    [[nodiscard]] double logarithm() const noexcept {
-      return sum == 0 ? minus_infinity<double>() : top + std::log(sum);
-    }
   };
   /// Those of the iteration that was run last.
   [[nodiscard]] const column_sum& column(index_t g) const noexcept { return column_[g]; }
@@ -146,9 +145,8 @@ class column_balance {
         exec.parallel_for(chunks_, [&](index_t chunk, index_t) { sum_weights(chunk); });
       for (index_t g = 0; g < f_.groups(); ++g) {
         column_[g] = iteration == 0 ? merged_exponentials(g) : merged_weights(g);
-        const double log_sum = column_[g].logarithm();
         // A group that no token can join is left as it is.
-        if (!is_minus_infinity(log_sum)) potential_[g] -= log_sum;
+        if (column_[g].sum != 0) potential_[g] -= column_[g].top + std::log(column_[g].sum);
       }
       publish();
       after(iteration);
@@ -179,13 +177,13 @@ class column_balance {
     const vec<A> to_log2 = vec<A>::broadcast(log2_e<A>);
     for (index_t g = 0; g < f_.padded_groups(); g += lanes) {
       A* const top = tops_ + chunk * f_.padded_groups() + g;
-      vec<A> highest = vec<A>::broadcast(minus_infinity<A>());
+      vec<A> highest = vec<A>::broadcast(lowest<A>);
       for (index_t i = first_token(chunk); i < end_token(chunk); ++i)
         highest = maximum(highest, f_.logits(scores_.row(i), g, temperature));
       highest.store(top);
-      // -inf - (-inf) is NaN: in a column of -inf alone, measured from 0, the terms are 2^-inf = 0.
+      // In a column of -inf alone, measured from 0, the terms are 2^-inf = 0.
       for (int l = 0; l < lanes; ++l)
-        if (is_minus_infinity(top[l])) top[l] = 0;
+        if (top[l] <= lowest<A>) top[l] = 0;
       const vec<A> shift = vec<A>::load(top);
       vec<A> sum = vec<A>::zero();
       for (index_t i = first_token(chunk); i < end_token(chunk); ++i)
@@ -210,17 +208,18 @@ class column_balance {
 
   [[nodiscard]] column_sum merged_exponentials(index_t g) const noexcept {
     const index_t stride = f_.padded_groups();
-    column_sum merged{minus_infinity<double>(), 0};
+    column_sum merged;
     for (index_t chunk = 0; chunk < chunks_; ++chunk) {
       const double chunk_sum = static_cast<double>(sums_[chunk * stride + g]);
       if (chunk_sum == 0) continue;
       const double chunk_top = static_cast<double>(tops_[chunk * stride + g]);
+      if (merged.sum == 0) merged.top = chunk_top;  // of nothing yet
       const double new_top = chunk_top > merged.top ? chunk_top : merged.top;
-      merged.sum = (merged.sum == 0 ? 0 : merged.sum * std::exp(merged.top - new_top)) +
-                   chunk_sum * std::exp(chunk_top - new_top);
+      merged.sum =
+          merged.sum * std::exp(merged.top - new_top) + chunk_sum * std::exp(chunk_top - new_top);
       merged.top = new_top;
     }
-    return merged.sum == 0 ? column_sum{} : merged;
+    return merged;
   }
 
   [[nodiscard]] column_sum merged_weights(index_t g) const noexcept {

@@ -98,7 +98,7 @@ void multiply_scores(index_t count, const A* gates, A* scores) noexcept {
 /// logarithm. p = 0 hides the pair.
 template <class A>
 void split_gates(index_t count, A* gates, A* scores) noexcept {
-  const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+  const vec<A> hidden = vec<A>::broadcast(lowest<A>);
   // Subnormal products are lifted into the normal range first.
   const vec<A> lowest_normal = vec<A>::broadcast(sizeof(A) == 4 ? A(0x1p-62) : A(0x1p-900));
   const vec<A> lift = vec<A>::broadcast(A(0x1p64) - 1), lift_exponent = vec<A>::broadcast(A{64});

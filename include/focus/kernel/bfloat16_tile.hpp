@@ -52,7 +52,8 @@ FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor)
 }
 
 /// Queries keep their own bits, so scores are multiplied: as a rule where their maximum is taken
-/// off, for nothing.
+/// off, for nothing. (A factor so small that the lowest number times it is a score like others would
+/// show what is hidden: then before anything is.)
 template <>
 struct score_factor<bfloat16> {
   float factor = 1;
@@ -60,7 +61,7 @@ struct score_factor<bfloat16> {
   void set(float x) noexcept { factor = x; }
   template <int Rows>
   float apply(float* scores, index_t count, bool capped) const noexcept {
-    if (factor > 0 && !capped) return factor;
+    if (factor > 0x1p-60f && !capped) return factor;
     for (int r = 0; r < Rows; ++r, scores += tile_sizes<bfloat16>::score_stride)
       multiply_row(scores, count, factor);
     return 1;

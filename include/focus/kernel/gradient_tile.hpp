@@ -149,7 +149,8 @@ void differentiate_softmax(index_t count, A lse, A delta, A* scores, A* slopes) 
 /// What the backward pass knows of a row beforehand.
 template <class A>
 struct row_state {
-  A lse, delta;  // natural units
+  bool sees_nothing;  // then the rest does not count
+  A lse, delta;       // natural units
 };
 
 /// Scratch memory of the gradient tiles of all workers.
@@ -243,9 +244,9 @@ class gradient_tile {
     if (wanted_.dk) query_rows_.pack(rows, query_of);
     for (index_t r = 0; r < rows; ++r) {
       const row_state<A> state = state_of(r);
-      lse_[r] = is_minus_infinity(state.lse) ? empty_row
-                : is_nan(state.lse)          ? nan_row
-                                             : (std::max)(state.lse * log2_e<A>, nan_row / 2);
+      lse_[r] = state.sees_nothing  ? empty_row
+                : is_nan(state.lse) ? nan_row
+                                    : (std::max)(state.lse * log2_e<A>, nan_row / 2);
       delta_[r] = state.delta;
     }
     const index_t padded = rows + strip_rows;

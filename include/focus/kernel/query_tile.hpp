@@ -91,7 +91,7 @@ class query_tile : operand_scope<E> {
     factor_.set(factor);
     pack_query_rows(rows, head_dim_, factor, row_of, queries_);
     const index_t padded = rows + strip_rows;
-    fill(top_, top_ + padded, minus_infinity<A>());
+    fill(top_, top_ + padded, lowest<A>);
     fill(sum_, sum_ + norm_at + padded, A{0});
     fill(acc_, acc_ + padded * acc_stride_, A{0});
     fill(limits_, limits_ + padded, slot_range{});
@@ -157,18 +157,16 @@ class query_tile : operand_scope<E> {
     for (; c < value_dim_; c += lanes)
       detail::store_narrowed(vec<A>::zero(), out + c, (std::min<index_t>)(lanes, value_dim_ - c));
   }
-  /// Its logsumexp, natural logarithm; exactly -inf when nothing was seen.
+  [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return sum_[r] == A{0}; }
+  /// The logsumexp of a row that has seen something, natural logarithm.
   [[nodiscard]] A logsumexp(index_t r) const {
-    if (sum_[r] == A{0}) return minus_infinity<A>();
     // A row of NaN scores alone never raises its maximum, but its sum is NaN.
     return is_nan(sum_[r]) ? sum_[r] : (top_[r] + std::log2(sum_[r])) * ln_2<A>;
   }
 
-  [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return sum_[r] == A{0}; }
-  /// Its logsumexp less that of the same row in `part`, a sum over some of the same keys. The
-  /// maxima cancel before anything is rounded: small differences keep their accuracy.
+  /// Its logsumexp less that of the same row in `part`, a sum over some of the same keys, at least
+  /// one. The maxima cancel before anything is rounded: small differences keep their accuracy.
   [[nodiscard]] A logsumexp_above(const query_tile& part, index_t r) const {
-    if (part.sees_nothing(r)) return logsumexp(r) - part.logsumexp(r);
     return ((top_[r] - part.top_[r]) + (std::log2(sum_[r]) - std::log2(part.sum_[r]))) * ln_2<A>;
   }
 
@@ -206,7 +204,10 @@ void write_row(const Arguments& args, const query_tile<E>& tile, index_t r, inde
   tile.finish_row(r, args.out.row(head, row));
   if (args.wants_lse()) {
     using lse_type = typename decltype(args.lse)::value_type;
-    args.lse(head, row) = static_cast<lse_type>(tile.logsumexp(r));
+    if (tile.sees_nothing(r))
+      store_minus_infinity(args.lse(head, row));
+    else
+      args.lse(head, row) = static_cast<lse_type>(tile.logsumexp(r));
   }
 }
 

@@ -36,7 +36,7 @@ void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
                     A* scores) noexcept {
   constexpr int lanes = vec<A>::width;
   constexpr bool hides_meeting = Hidden == hidden_keys::meeting;
-  const vec<A> hidden = vec<A>::broadcast(minus_infinity<A>());
+  const vec<A> hidden = vec<A>::broadcast(lowest<A>);
   index_t j = 0;
   for (; j + lanes <= count; j += lanes) {
     const vec<A> score = vec<A>::load(scores + j);
@@ -45,7 +45,7 @@ void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
         .store(scores + j);
   }
   for (; j < count; ++j)
-    if (((key_masks[j] & mask) != 0) == hides_meeting) scores[j] = minus_infinity<A>();
+    if (((key_masks[j] & mask) != 0) == hides_meeting) scores[j] = lowest<A>;
 }
 
 /// Keys in any of some groups, which each row has of its own, are hidden from it.

@@ -180,7 +180,7 @@ void cap_scores(A* scores, index_t count, A softcap) {
 /// scores to -inf. True when a slot that some row of the strip sees is hidden from another.
 template <int Rows, class A>
 bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_t count, A* scores,
-                  A value = minus_infinity<A>()) {
+                  A value = lowest<A>) {
   bool partial = false;
   for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
     const index_t begin = std::clamp(limit[r].begin, base, base + count);
@@ -240,7 +240,7 @@ slot_range own_scores(slot_range limit, index_t base, index_t count) noexcept {
 template <class A>
 FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
   constexpr int lanes = vec<A>::width;
-  if (count == 0) return minus_infinity<A>();
+  if (count == 0) return lowest<A>;
   vec<A> even = vec<A>::load(row), odd = even;
   index_t j = lanes;
   for (; j + lanes < count; j += 2 * lanes) {
@@ -267,11 +267,12 @@ void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index
   A shift[padded_rows] = {}, drop[padded_rows] = {};
   for (int r = 0; r < Rows; ++r) {
     const slot_range own = own_scores<E>(strip.limit[r], base, count);
-    const A block_top =
-        highest_score(scores + r * stride + own.begin, own.end - own.begin) * factor;
+    const A highest = highest_score(scores + r * stride + own.begin, own.end - own.begin);
+    // What is hidden does not raise the maximum, whatever the factor makes of it.
+    const A block_top = highest > lowest<A> ? highest * factor : lowest<A>;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
-    // -inf - (-inf) is NaN: measured from 0, nothing seen weighs 2^-inf = 0.
-    shift[r] = is_minus_infinity(top) ? A{0} : top;
+    // Measured from 0, not from itself, nothing seen weighs 2^lowest = 0.
+    shift[r] = top > lowest<A> ? top : A{0};
     drop[r] = strip.top[r] - shift[r];
     strip.top[r] = top;
   }

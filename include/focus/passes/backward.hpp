@@ -124,12 +124,13 @@ struct given_row_states {
                                        index_t, RowOf row) {
     return [&args, head, row](index_t r) {
       const index_t i = row(r);
+      if (is_minus_infinity(args.lse(head, i))) return row_state<A>{true, 0, 0};
       A delta = detail::is_given(args.dout)
                     ? detail::dot_rows<A>(args.dout.row(head, i), args.out.row(head, i),
                                           args.shape.value_dim)
                     : A{0};
       if (detail::is_given(args.dlse)) delta -= static_cast<A>(args.dlse(head, i));
-      return row_state<A>{static_cast<A>(args.lse(head, i)), delta};
+      return row_state<A>{false, static_cast<A>(args.lse(head, i)), delta};
     };
   }
 };

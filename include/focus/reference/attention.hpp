@@ -91,7 +91,7 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
       }
 
       bool empty = true;
-      double largest = minus_infinity<double>();
+      double largest = lowest<double>;
       for (const term& t : terms) {
         if (!is_minus_infinity(t.logit)) empty = false;  // a NaN too: it is no empty row
         if (t.logit > largest) largest = t.logit;
@@ -112,9 +112,11 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
       using lse_type = typename decltype(a.lse)::value_type;
       for (index_t c = 0; c < value_dim; ++c)
         a.out(h, i, c) = rounded<out_type>(empty ? 0.0 : sum_v[static_cast<std::size_t>(c)] / sum);
-      if (a.wants_lse())
-        a.lse(h, i) =
-            empty ? minus_infinity<lse_type>() : static_cast<lse_type>(largest + std::log(sum));
+      if (!a.wants_lse()) continue;
+      if (empty)
+        store_minus_infinity(a.lse(h, i));
+      else
+        a.lse(h, i) = static_cast<lse_type>(largest + std::log(sum));
     }
   }
 }
@@ -273,24 +275,31 @@ void merge_attention_states(const OutA& out_a, const LseA& lse_a, const OutB& ou
   };
   for (index_t h = 0; h < heads; ++h)
     for (index_t i = 0; i < n; ++i) {
-      const auto a = static_cast<double>(l_a(h, i)), b = static_cast<double>(l_b(h, i));
-      const bool a_empty = detail::is_minus_infinity(a), b_empty = detail::is_minus_infinity(b);
-      const double largest = a < b ? b : a;
-      const double weight_a = a_empty ? 0.0 : std::exp(a - largest);
-      const double weight_b = b_empty ? 0.0 : std::exp(b - largest);
-      for (index_t c = 0; c < value_dim; ++c) {
-        double merged = 0;
-        if (a_empty || b_empty)  // a copy: 0 times what an empty state holds could be NaN
-          merged = !a_empty ? as_double(o_a(h, i, c)) : !b_empty ? as_double(o_b(h, i, c)) : 0.0;
+      const bool a_empty = detail::is_minus_infinity(l_a(h, i));
+      const bool b_empty = detail::is_minus_infinity(l_b(h, i));
+      // Of an empty state nothing is used: 0 times what it holds could be NaN.
+      if (a_empty && b_empty) {
+        for (index_t c = 0; c < value_dim; ++c)
+          o(h, i, c) = detail::textbook::rounded<out_type>(0.0);
+        detail::store_minus_infinity(l(h, i));
+      } else if (a_empty || b_empty) {
+        for (index_t c = 0; c < value_dim; ++c)
+          o(h, i, c) = detail::textbook::rounded<out_type>(a_empty ? as_double(o_b(h, i, c))
+                                                                   : as_double(o_a(h, i, c)));
+        if (a_empty)
+          l(h, i) = static_cast<lse_type>(l_b(h, i));
         else
-          merged = (weight_a * as_double(o_a(h, i, c)) + weight_b * as_double(o_b(h, i, c))) /
-                   (weight_a + weight_b);
-        o(h, i, c) = detail::textbook::rounded<out_type>(merged);
-      }
-      if (a_empty || b_empty)
-        l(h, i) = static_cast<lse_type>(a_empty ? b : a);
-      else
+          l(h, i) = static_cast<lse_type>(l_a(h, i));
+      } else {
+        const auto a = static_cast<double>(l_a(h, i)), b = static_cast<double>(l_b(h, i));
+        const double largest = a < b ? b : a;
+        const double weight_a = std::exp(a - largest), weight_b = std::exp(b - largest);
+        for (index_t c = 0; c < value_dim; ++c)
+          o(h, i, c) = detail::textbook::rounded<out_type>(
+              (weight_a * as_double(o_a(h, i, c)) + weight_b * as_double(o_b(h, i, c))) /
+              (weight_a + weight_b));
         l(h, i) = static_cast<lse_type>(largest + std::log(weight_a + weight_b));
+      }
     }
 }
 

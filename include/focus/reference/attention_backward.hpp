@@ -82,7 +82,7 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
       for (index_t i = 0; i < s.n_q; ++i) {
         sum_rows<Real> dq(1, s.head_dim), out(1, s.value_dim);
         terms.clear();
-        Real largest = minus_infinity<Real>();
+        Real largest = lowest<Real>;
         for (index_t j = 0; j < s.n_k; ++j) {
           Real z = scoring.scale *
                    detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim),

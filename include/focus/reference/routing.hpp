@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -57,20 +58,22 @@ void store(const table& x, const matrix_view<T>& to) {
       to(i, g) = narrow<T>(static_cast<accumulator_t<T>>(x(i, g)));
 }
 
-/// log(sum of exp(term(0)), ..., exp(term(count - 1))); -inf for no terms.
+/// log(sum of exp(term(0)), ..., exp(term(count - 1))); nothing where no term is above -inf.
 template <class Term>
-double log_sum_exp(index_t count, Term&& term) {
-  double largest = minus_infinity<double>();
+std::optional<double> log_sum_exp(index_t count, Term&& term) {
+  double largest = lowest<double>;
   for (index_t c = 0; c < count; ++c)
     if (term(c) > largest) largest = term(c);
   double sum = 0;
   bool empty = true;
   for (index_t c = 0; c < count; ++c) {
-    if (is_minus_infinity(term(c))) continue;
+    const double t = term(c);
+    if (is_minus_infinity(t)) continue;
     empty = false;
-    sum += std::exp(term(c) - largest);
+    sum += std::exp(t - largest);
   }
-  return empty ? minus_infinity<double>() : largest + std::log(sum);
+  if (empty) return std::nullopt;
+  return largest + std::log(sum);
 }
 
 /// The rows of x become softmax_g(x_ig + potential_g).
@@ -79,7 +82,8 @@ inline void softmax_rows(table& x, std::span<const double> potential) {
     const auto term = [&](index_t g) {
       return x(i, g) + potential[static_cast<std::size_t>(g)];
     };
-    const double normalizer = log_sum_exp(x.columns(), term);
+    // A row of -inf alone is NaN.
+    const double normalizer = log_sum_exp(x.columns(), term).value_or(term(0));
     for (index_t g = 0; g < x.columns(); ++g) x(i, g) = std::exp(term(g) - normalizer);
   }
 }
@@ -203,13 +207,14 @@ void sinkhorn(const Scores& scores, Assignment&& assignment, LogGroupScale&& log
   };
   for (int iteration = 0; iteration < options.iterations; ++iteration) {
     for (index_t g = 0; g < groups; ++g) {
-      const double log_sum =
+      const std::optional<double> log_sum =
           detail::textbook::log_sum_exp(n, [&](index_t i) { return log_q(i, g) + row(i); });
-      if (!detail::is_minus_infinity(log_sum)) column(g) = -log_sum;  // else no token can join g
+      if (log_sum) column(g) = -*log_sum;  // else no token can join g
     }
     for (index_t i = 0; i < n; ++i)
-      row(i) = -detail::textbook::log_sum_exp(groups,
-                                              [&](index_t g) { return log_q(i, g) + column(g); });
+      row(i) = -detail::textbook::log_sum_exp(groups, [&](index_t g) {
+                  return log_q(i, g) + column(g);
+                }).value_or(log_q(i, 0));
   }
   // A constant added to all of f is taken up by u: the mean is free.
   const double mean = std::accumulate(f.begin(), f.end(), 0.0) / static_cast<double>(groups);

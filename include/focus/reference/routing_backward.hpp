@@ -5,6 +5,7 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -96,13 +97,14 @@ class sinkhorn_history {
     for (int iteration = 0; iteration < iterations; ++iteration) {
       std::vector<double> u = u_.back(), f = f_.back();
       for (index_t g = 0; g < groups; ++g) {
-        const double log_sum = log_sum_exp(
+        const std::optional<double> log_sum = log_sum_exp(
             n, [&](index_t i) { return log_q_(i, g) + u[static_cast<std::size_t>(i)]; });
-        if (!is_minus_infinity(log_sum)) f[static_cast<std::size_t>(g)] = -log_sum;
+        if (log_sum) f[static_cast<std::size_t>(g)] = -*log_sum;
       }
       for (index_t i = 0; i < n; ++i)
-        u[static_cast<std::size_t>(i)] = -log_sum_exp(
-            groups, [&](index_t g) { return log_q_(i, g) + f[static_cast<std::size_t>(g)]; });
+        u[static_cast<std::size_t>(i)] = -log_sum_exp(groups, [&](index_t g) {
+                                            return log_q_(i, g) + f[static_cast<std::size_t>(g)];
+                                          }).value_or(log_q_(i, 0));
       u_.push_back(std::move(u));
       f_.push_back(std::move(f));
     }
