@@ -13,12 +13,14 @@
 #include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/gradient_tile.hpp"
-#include "focus/kernel/pack.hpp"
+#include "focus/kernel/operand.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/query_tile.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
@@ -98,7 +100,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     gated.begin(rows, query_factor(score), query_of);
     full.begin(rows, A{1}, query_of);
     A* const query_gates = products.queries(site.memory, site.worker);
-    pack_query_rows(
+    operand<A>::pack_queries(
         rows, this->groups, A{1}, [&](index_t r) { return this->query_assignment.row(row(r)); },
         query_gates);
     for (index_t r = 0; r < rows; ++r) gated.limit(r) = {0, this->pattern->visible_end(row(r))};
@@ -157,10 +159,10 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     if (seen.begin >= seen.end) return;
     const index_t base = seen.begin / panel * panel;
     const index_t count = round_up(seen.end - base, lanes);
-    score_slots<Rows>(gated.query, keys, base, seen.end, scores);
+    operand<A>::template score_slots<Rows>(gated.query, keys, base, seen.end, scores);
     if (score.softcap > 0) cap_scores<Rows>(scores, count, score.softcap);
     hide_outside<Rows>(gated.limit, seen, base, count, scores);
-    score_slots<Rows>(query_gates, key_gates, base, seen.end, factors);
+    operand<A>::template score_slots<Rows>(query_gates, key_gates, base, seen.end, factors);
     hide_outside<Rows>(gated.limit, seen, base, count, factors, A{0});
     for (index_t r = 0; r < Rows; ++r) {
       copy(scores + r * stride, scores + r * stride + count, gated_scores + r * stride);

@@ -10,11 +10,14 @@
 #include "focus/checks/gate_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
+#include "focus/kernel/operand.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/query_tile.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
@@ -126,9 +129,9 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   const index_t count = round_up(seen.end - base, lanes);
   const bool by_weight = gate.kind == gate_kind::weight;
 
-  score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  operand<A>::template score_slots<Rows>(strip.query, keys, base, seen.end, scores);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
-  score_slots<Rows>(query_gates, key_gates, base, seen.end, gates);
+  operand<A>::template score_slots<Rows>(query_gates, key_gates, base, seen.end, gates);
   // A gate factor of NaN would outlast the weight of 0 that a hidden pair gets.
   if (by_weight) hide_outside<Rows>(strip.limit, seen, base, count, gates, A{0});
   for (int r = 0; r < Rows; ++r) {
@@ -147,12 +150,13 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
 
   const A* weights = scores + (seen.begin - base);
   if (!partial || !has_nonfinite_values(keys, seen)) {
-    accumulate_values<Rows>(strip, keys, seen, weights, rescale);
+    operand<A>::template accumulate<Rows>(strip, keys, seen, weights, rescale);
   } else {
-    accumulate_seen_values<Rows>(strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
-      return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
-             (!by_weight || gates[r * stride + slot - base] != A{0});
-    });
+    operand<A>::template accumulate_seen<Rows>(
+        strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
+          return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
+                 (!by_weight || gates[r * stride + slot - base] != A{0});
+        });
   }
 }
 
@@ -183,7 +187,7 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
           tile.begin(rows, query_factor(score),
                      [&](index_t r) { return part.q.row(head, first + r); });
           A* const query_gates = gates.queries(memory, worker);
-          pack_query_rows(
+          operand<A>::pack_queries(
               rows, groups, A{1}, [&](index_t r) { return query_assignment.row(first + r); },
               query_gates);
           for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, pattern.visible_end(first + r)};

@@ -11,6 +11,7 @@
 #include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/query_tile.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"

@@ -26,10 +26,10 @@
 
 #include "focus/kernel/bfloat16_tile.hpp"
 #include "focus/kernel/exp2.hpp"
-#include "focus/kernel/pack.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/simd.hpp"
-#include "focus/kernel/tile.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
@@ -56,121 +56,8 @@ inline void order_tile_memory() noexcept {
   asm volatile("" ::: "memory");
 }
 
-/// The tiles of the calling thread, all eight of 16 rows of 64 bytes, until the end of the scope.
-template <>
-struct operand_scope<bfloat16> {
-  operand_scope() noexcept {
-    struct alignas(64) configuration {
-      std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    };
-    static_assert(sizeof(configuration) == 64);
-    const configuration all;
-    // GCC 12's intrinsic says that it reads 8 bytes: here all are read, through a pointer of which
-    // the compiler knows nothing afterwards.
-    const void* at = &all;
-    asm volatile("" : "+r"(at) : "m"(all) : "memory");
-    _tile_loadconfig(at);
-    asm volatile("" ::"m"(all) : "memory");
-  }
-  ~operand_scope() { _tile_release(); }
-  operand_scope(const operand_scope&) = delete;
-  operand_scope& operator=(const operand_scope&) = delete;
-};
-
-// ---------------------------------------------------------------- packing
-// Callers find these overloads through the type of row_of, a lambda of this namespace.
-
-/// The query rows as they are; zeros fill up the depth and the last strip.
-template <class RowOf>
-void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr int chunk = sizes::depth_chunk;
-  for (index_t first = 0; first < depth; first += chunk, to += sizes::padded_rows * chunk) {
-    for (index_t r = 0; r < rows; ++r) {
-      constexpr index_t ahead = 6;
-      if (r + ahead < rows)
-        prefetch_row(row_of(r + ahead) + first, (std::min<index_t>)(chunk, depth - first));
-      store_bits(detail::load_bits<vec<float>>(row_of(r) + first, depth - first), to + r * chunk);
-    }
-    fill(to + rows * chunk, to + round_up(rows, sizes::strip_rows) * chunk, bfloat16{});
-  }
-}
-
-/// One key panel: in pairs of the depth, K^T is a transposition of 32-bit numbers.
-template <class RowOf>
-void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr int tile = sizes::tile, chunk = sizes::depth_chunk;
-  for (int first_key = 0; first_key < sizes::panel; first_key += tile, to += tile * chunk) {
-    decltype(row_of(0)) rows[tile];
-    for (int c = 0; c < tile; ++c) rows[c] = row_of(first_key + c);
-    for (index_t first = 0; first < depth; first += chunk) {
-      vec<float> block[tile];
-      for (int c = 0; c < tile; ++c)
-        block[c] = detail::load_bits<vec<float>>(rows[c] == nullptr ? nullptr : rows[c] + first,
-                                                 depth - first);
-      transpose(block);
-      for (int t = 0; t < tile; ++t) store_bits(block[t], to + first * sizes::panel + t * chunk);
-    }
-  }
-}
-
-/// The values of one key panel, in pairs of slots. True when an element is NaN or infinite.
-template <class RowOf>
-bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
-                      bfloat16* panels) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr int tile = sizes::tile, panel = sizes::panel;
-  using T = std::remove_cvref_t<decltype(*row_of(0))>;
-  vec<float> poison = vec<float>::zero();
-  for (int c = 0; c < panel; c += 2) {
-    const T *even_row = row_of(c), *odd_row = row_of(c + 1);
-    for (index_t column = 0; column < round_up(width, panel); column += tile) {
-      const auto load = [&](const T* row) FOCUS_LAMBDA_INLINE {
-        if (row == nullptr || column >= width) return vec<float>::zero();
-        return detail::load_widened_up_to<T, float>(row + column, width - column);
-      };
-      const vec<float> even = load(even_row), odd = load(odd_row);
-      poison = fma(even, vec<float>::zero(), fma(odd, vec<float>::zero(), poison));
-      const __m512i pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even.v), 16),
-                                            _mm512_castps_si512(odd.v));
-      store_bits(pairs, panels + (column / panel * stride + first) * panel +
-                            (column % panel / tile * tile + c / 2) * panel);
-    }
-  }
-  return is_nan(reduce_add(poison));
-}
-
-// ---------------------------------------------------------------- weights and products
-
-/// The weights of a row, of whole panels of slots, rounded to bfloat16.
-FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
-                                   float factor, index_t count, float* row, float rescale) {
-  constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
-  factor = factor_with_shift(shift, factor, count, row);
-  const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
-  const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
-             rounded_of_odd = total;
-  for (index_t j = 0; j < count; j += panel) {
-    const vec<float> even = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
-    const vec<float> odd = exp2<float>(fma(vec<float>::load(row + j + lanes), scale, offset));
-    const auto pairs = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
-    _mm512_storeu_si512(row + j, pairs);
-    total = total + even;
-    total_of_odd = total_of_odd + odd;
-    rounded = rounded + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
-    rounded_of_odd =
-        rounded_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half))};
-  }
-  add_to_sums(strip, r, rescale, reduce_add(total + total_of_odd),
-              reduce_add(rounded + rounded_of_odd));
-}
-
-template <>
-struct tile_products<bfloat16> {
+/// The products of tiles; see bfloat16_operand.
+struct amx_products {
   using sizes = tile_sizes<bfloat16>;
   static constexpr index_t tile = sizes::tile, panel = sizes::panel;
 
@@ -257,6 +144,117 @@ struct tile_products<bfloat16> {
     std::memcpy(&result, reinterpret_cast<const bfloat16*>(of_panel) + slot % panel, sizeof result);
     return result;
   }
+};
+
+/// bfloat16 in AMX tiles; see kernel/operand.hpp.
+template <>
+struct operand<bfloat16> : bfloat16_operand<bfloat16, amx_products> {
+  /// The tiles of the calling thread, all eight of 16 rows of 64 bytes, until the end of the scope.
+  struct scope {
+    scope() noexcept {
+      struct alignas(64) configuration {
+        std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+      };
+      static_assert(sizeof(configuration) == 64);
+      const configuration all;
+      // GCC 12's intrinsic says that it reads 8 bytes: here all are read, through a pointer of
+      // which the compiler knows nothing afterwards.
+      const void* at = &all;
+      asm volatile("" : "+r"(at) : "m"(all) : "memory");
+      _tile_loadconfig(at);
+      asm volatile("" ::"m"(all) : "memory");
+    }
+    ~scope() { _tile_release(); }
+    scope(const scope&) = delete;
+    scope& operator=(const scope&) = delete;
+  };
+
+  /// The query rows as they are; zeros fill up the depth and the last strip.
+  template <class RowOf>
+  static void pack_queries(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
+    constexpr int chunk = sizes::depth_chunk;
+    for (index_t first = 0; first < depth; first += chunk, to += sizes::padded_rows * chunk) {
+      for (index_t r = 0; r < rows; ++r) {
+        constexpr index_t ahead = 6;
+        if (r + ahead < rows)
+          detail::prefetch_row(row_of(r + ahead) + first,
+                               (std::min<index_t>)(chunk, depth - first));
+        store_bits(detail::load_bits<vec<float>>(row_of(r) + first, depth - first), to + r * chunk);
+      }
+      fill(to + rows * chunk, to + round_up(rows, sizes::strip_rows) * chunk, bfloat16{});
+    }
+  }
+
+  /// One key panel: in pairs of the depth, K^T is a transposition of 32-bit numbers.
+  template <class RowOf>
+  static void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
+    constexpr int tile = sizes::tile, chunk = sizes::depth_chunk;
+    for (int first_key = 0; first_key < sizes::panel; first_key += tile, to += tile * chunk) {
+      decltype(row_of(0)) rows[tile];
+      for (int c = 0; c < tile; ++c) rows[c] = row_of(first_key + c);
+      for (index_t first = 0; first < depth; first += chunk) {
+        vec<float> block[tile];
+        for (int c = 0; c < tile; ++c)
+          block[c] = detail::load_bits<vec<float>>(rows[c] == nullptr ? nullptr : rows[c] + first,
+                                                   depth - first);
+        transpose(block);
+        for (int t = 0; t < tile; ++t) store_bits(block[t], to + first * sizes::panel + t * chunk);
+      }
+    }
+  }
+
+  /// The values of one key panel, in pairs of slots.
+  template <class RowOf>
+  static bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
+                               bfloat16* panels) {
+    constexpr int tile = sizes::tile, panel = sizes::panel;
+    using T = std::remove_cvref_t<decltype(*row_of(0))>;
+    vec<float> poison = vec<float>::zero();
+    for (int c = 0; c < panel; c += 2) {
+      const T *even_row = row_of(c), *odd_row = row_of(c + 1);
+      for (index_t column = 0; column < round_up(width, panel); column += tile) {
+        const auto load = [&](const T* row) FOCUS_LAMBDA_INLINE {
+          if (row == nullptr || column >= width) return vec<float>::zero();
+          return detail::load_widened_up_to<T, float>(row + column, width - column);
+        };
+        const vec<float> even = load(even_row), odd = load(odd_row);
+        poison = fma(even, vec<float>::zero(), fma(odd, vec<float>::zero(), poison));
+        const __m512i pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even.v), 16),
+                                              _mm512_castps_si512(odd.v));
+        store_bits(pairs, panels + (column / panel * stride + first) * panel +
+                              (column % panel / tile * tile + c / 2) * panel);
+      }
+    }
+    return is_nan(reduce_add(poison));
+  }
+
+  /// The weights of a row, of whole panels of slots, rounded to bfloat16.
+  FOCUS_ALWAYS_INLINE static weight_sums<bfloat16> weigh_row(int, float shift, float factor,
+                                                             index_t count, float* row) {
+    constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
+    factor = factor_with_shift(shift, factor, count, row);
+    const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
+    const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
+               rounded_of_odd = total;
+    for (index_t j = 0; j < count; j += panel) {
+      const vec<float> even = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
+      const vec<float> odd = exp2<float>(fma(vec<float>::load(row + j + lanes), scale, offset));
+      const auto pairs = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
+      _mm512_storeu_si512(row + j, pairs);
+      total = total + even;
+      total_of_odd = total_of_odd + odd;
+      rounded = rounded + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+      rounded_of_odd =
+          rounded_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half))};
+    }
+    return {{reduce_add(total + total_of_odd), reduce_add(rounded + rounded_of_odd)}};
+  }
+
+ private:
+  using sizes = tile_sizes<bfloat16>;
 };
 
 }  // namespace detail

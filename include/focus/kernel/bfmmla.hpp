@@ -24,9 +24,9 @@
 
 #include "focus/kernel/bfloat16_tile.hpp"
 #include "focus/kernel/exp2.hpp"
-#include "focus/kernel/pack.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/simd.hpp"
-#include "focus/kernel/tile.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/kernel/unroll.hpp"
 #include "focus/scalar.hpp"
@@ -35,9 +35,6 @@
 namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
-
-// ---------------------------------------------------------------- packing
-// Callers find these overloads through the type of row_of, a lambda of this namespace.
 
 /// Two rows, 4 elements of each in turn; `step` elements from one 4 of a row to the next. Zeros
 /// fill up the last.
@@ -55,60 +52,6 @@ FOCUS_ALWAYS_INLINE void pack_row_pair(const T* even, const T* odd, index_t dept
     if (t + quad < depth) store_bits(vreinterpretq_u16_u64(vzip2q_u64(a, b)), to + step);
   }
 }
-
-/// The query rows as they are; zeros fill up the depth and the last strip.
-template <class RowOf>
-void pack_query_rows(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr index_t quad = sizes::quad, ahead = 6;
-  for (index_t r = 0; r < round_up(rows, sizes::strip_rows); r += sizes::pair) {
-    for (index_t next = r + ahead; next < (std::min)(r + ahead + sizes::pair, rows); ++next)
-      prefetch_row(row_of(next), depth);
-    detail::pack_row_pair(r < rows ? row_of(r) : nullptr, r + 1 < rows ? row_of(r + 1) : nullptr,
-                          depth, sizes::padded_rows * quad, to + r * quad);
-  }
-}
-
-template <class RowOf>
-void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
-  using sizes = tile_sizes<bfloat16>;
-  for (int c = 0; c < sizes::panel; c += sizes::pair)
-    detail::pack_row_pair(row_of(c), row_of(c + 1), depth, sizes::panel * sizes::quad,
-                          to + c * sizes::quad);
-}
-
-/// The values of one key panel: V^T of 4 slots at a time. True when an element is NaN or infinite.
-template <class RowOf>
-bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
-                      bfloat16* panels) {
-  using sizes = tile_sizes<bfloat16>;
-  constexpr index_t panel = sizes::panel;
-  constexpr int quad = sizes::quad;
-  static_assert(panel == 8);
-  const uint16x8_t exponent = vdupq_n_u16(0x7f80);
-  uint16x8_t nonfinite = vdupq_n_u16(0);
-  for (int c = 0; c < panel; c += quad)
-    for (index_t column = 0; column < width; column += panel) {
-      uint16x8_t row[quad];
-      for (int t = 0; t < quad; ++t) {
-        const auto* from = row_of(c + t);
-        row[t] = detail::load_bits<uint16x8_t>(from == nullptr ? nullptr : from + column,
-                                               width - column);
-        nonfinite = vorrq_u16(nonfinite, vceqq_u16(vandq_u16(row[t], exponent), exponent));
-      }
-      bfloat16* to = panels + (column / panel * stride + first + c) * panel;
-      const uint16x8_t low_even = vzip1q_u16(row[0], row[2]), low_odd = vzip1q_u16(row[1], row[3]),
-                       high_even = vzip2q_u16(row[0], row[2]),
-                       high_odd = vzip2q_u16(row[1], row[3]);
-      store_bits(vzip1q_u16(low_even, low_odd), to);
-      store_bits(vzip2q_u16(low_even, low_odd), to + panel);
-      store_bits(vzip1q_u16(high_even, high_odd), to + 2 * panel);
-      store_bits(vzip2q_u16(high_even, high_odd), to + 3 * panel);
-    }
-  return vmaxvq_u16(nonfinite) != 0;
-}
-
-// ---------------------------------------------------------------- weights and products
 
 /// 8 elements, which may be weights in the memory of floats.
 FOCUS_ALWAYS_INLINE bfloat16x8_t load_pair(const void* from) noexcept {
@@ -165,27 +108,8 @@ FOCUS_ALWAYS_INLINE void load_rows(const float* from, index_t stride,
   });
 }
 
-/// The weights of a row, of whole vectors of slots, rounded to bfloat16. Those of an odd row lie in
-/// the memory of the even one before it, which has been through this by then.
-FOCUS_ALWAYS_INLINE void weigh_row(const strip_state<bfloat16>& strip, int r, float shift,
-                                   float factor, index_t count, float* row, float rescale) {
-  constexpr int lanes = vec<float>::width;
-  factor = factor_with_shift(shift, factor, count, row);
-  const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
-  float* const to = row - r % 2 * tile_sizes<bfloat16>::score_stride + r % 2 * (lanes / 2);
-  vec<float> total = vec<float>::zero(), rounded = vec<float>::zero();
-  for (index_t j = 0; j < count; j += lanes) {
-    const vec<float> weight = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
-    const bfloat16x4_t four = vcvt_bf16_f32(weight.v);
-    std::memcpy(static_cast<void*>(to + j), &four, sizeof four);
-    total = total + weight;
-    rounded = rounded + vec<float>{vcvt_f32_bf16(four)};
-  }
-  add_to_sums(strip, r, rescale, reduce_add(total), reduce_add(rounded));
-}
-
-template <>
-struct tile_products<bfloat16> {
+/// The products of pairs of rows; see bfloat16_operand.
+struct bfmmla_products {
   using sizes = tile_sizes<bfloat16>;
 
   template <int Rows>
@@ -238,6 +162,85 @@ struct tile_products<bfloat16> {
                 sizeof result);
     return result;
   }
+};
+
+/// bfloat16 in Arm's matrix products; see kernel/operand.hpp.
+template <>
+struct operand<bfloat16> : bfloat16_operand<bfloat16, bfmmla_products> {
+  /// Nothing is held.
+  struct scope {};
+
+  /// The query rows as they are; zeros fill up the depth and the last strip.
+  template <class RowOf>
+  static void pack_queries(index_t rows, index_t depth, float, RowOf&& row_of, bfloat16* to) {
+    constexpr index_t quad = sizes::quad, ahead = 6;
+    for (index_t r = 0; r < round_up(rows, sizes::strip_rows); r += sizes::pair) {
+      for (index_t next = r + ahead; next < (std::min)(r + ahead + sizes::pair, rows); ++next)
+        detail::prefetch_row(row_of(next), depth);
+      detail::pack_row_pair(r < rows ? row_of(r) : nullptr, r + 1 < rows ? row_of(r + 1) : nullptr,
+                            depth, sizes::padded_rows * quad, to + r * quad);
+    }
+  }
+
+  template <class RowOf>
+  static void pack_key_panel(RowOf&& row_of, index_t depth, bfloat16* to) {
+    for (int c = 0; c < sizes::panel; c += sizes::pair)
+      detail::pack_row_pair(row_of(c), row_of(c + 1), depth, sizes::panel * sizes::quad,
+                            to + c * sizes::quad);
+  }
+
+  /// The values of one key panel: V^T of 4 slots at a time.
+  template <class RowOf>
+  static bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
+                               bfloat16* panels) {
+    constexpr index_t panel = sizes::panel;
+    constexpr int quad = sizes::quad;
+    static_assert(panel == 8);
+    const uint16x8_t exponent = vdupq_n_u16(0x7f80);
+    uint16x8_t nonfinite = vdupq_n_u16(0);
+    for (int c = 0; c < panel; c += quad)
+      for (index_t column = 0; column < width; column += panel) {
+        uint16x8_t row[quad];
+        for (int t = 0; t < quad; ++t) {
+          const auto* from = row_of(c + t);
+          row[t] = detail::load_bits<uint16x8_t>(from == nullptr ? nullptr : from + column,
+                                                 width - column);
+          nonfinite = vorrq_u16(nonfinite, vceqq_u16(vandq_u16(row[t], exponent), exponent));
+        }
+        bfloat16* to = panels + (column / panel * stride + first + c) * panel;
+        const uint16x8_t low_even = vzip1q_u16(row[0], row[2]),
+                         low_odd = vzip1q_u16(row[1], row[3]),
+                         high_even = vzip2q_u16(row[0], row[2]),
+                         high_odd = vzip2q_u16(row[1], row[3]);
+        store_bits(vzip1q_u16(low_even, low_odd), to);
+        store_bits(vzip2q_u16(low_even, low_odd), to + panel);
+        store_bits(vzip1q_u16(high_even, high_odd), to + 2 * panel);
+        store_bits(vzip2q_u16(high_even, high_odd), to + 3 * panel);
+      }
+    return vmaxvq_u16(nonfinite) != 0;
+  }
+
+  /// The weights of a row, of whole vectors of slots, rounded to bfloat16. Those of an odd row lie
+  /// in the memory of the even one before it, which has been through this by then.
+  FOCUS_ALWAYS_INLINE static weight_sums<bfloat16> weigh_row(int r, float shift, float factor,
+                                                             index_t count, float* row) {
+    constexpr int lanes = vec<float>::width;
+    factor = factor_with_shift(shift, factor, count, row);
+    const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
+    float* const to = row - r % 2 * tile_sizes<bfloat16>::score_stride + r % 2 * (lanes / 2);
+    vec<float> total = vec<float>::zero(), rounded = vec<float>::zero();
+    for (index_t j = 0; j < count; j += lanes) {
+      const vec<float> weight = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
+      const bfloat16x4_t four = vcvt_bf16_f32(weight.v);
+      std::memcpy(static_cast<void*>(to + j), &four, sizeof four);
+      total = total + weight;
+      rounded = rounded + vec<float>{vcvt_f32_bf16(four)};
+    }
+    return {{reduce_add(total), reduce_add(rounded)}};
+  }
+
+ private:
+  using sizes = tile_sizes<bfloat16>;
 };
 
 }  // namespace detail

@@ -17,13 +17,16 @@
 
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
-#include "focus/kernel/pack.hpp"
+#include "focus/kernel/operand.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/kernel/unroll.hpp"
+#include "focus/kernel/widened_operand.hpp"
 #include "focus/parallel.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
@@ -240,7 +243,7 @@ class gradient_tile {
   template <class QueryOf, class StateOf>
   void begin(index_t rows, A factor, QueryOf&& query_of, StateOf&& state_of) {
     rows_ = rows;
-    pack_query_rows(rows, head_dim_, factor, query_of, queries_);
+    operand<A>::pack_queries(rows, head_dim_, factor, query_of, queries_);
     if (wanted_.dk) query_rows_.pack(rows, query_of);
     for (index_t r = 0; r < rows; ++r) {
       const row_state<A> state = state_of(r);
@@ -259,13 +262,13 @@ class gradient_tile {
   /// dout_of(r): row r of the gradient of the output. Left out where wanted_gradients says so.
   template <class DoutOf>
   void set_douts(DoutOf&& dout_of) {
-    pack_query_rows(rows_, value_dim_, A{1}, dout_of, douts_);
+    operand<A>::pack_queries(rows_, value_dim_, A{1}, dout_of, douts_);
     if (wanted_.dv) dout_rows_.pack(rows_, dout_of);
   }
   /// gate_of(r): the assignment of query row r.
   template <class GateOf>
   void set_gates(GateOf&& gate_of) {
-    pack_query_rows(rows_, groups_, A{1}, gate_of, gates_);
+    operand<A>::pack_queries(rows_, groups_, A{1}, gate_of, gates_);
     if (wanted_.dkey_gates) gate_rows_.pack(rows_, gate_of);
   }
 
@@ -342,15 +345,17 @@ class gradient_tile {
 
     A* const s = weights + at;
     A* const ds = slopes + at;
-    score_slots<Rows>(queries_ + first * tile_sizes<A>::depth_chunk, keys, base, seen.end, s);
+    operand<A>::template score_slots<Rows>(queries_ + first * tile_sizes<A>::depth_chunk, keys,
+                                           base, seen.end, s);
     if (softcap > 0) cap<Rows>(s, count, softcap);
     if (wanted_.dout)
-      score_slots<Rows>(douts_ + first * tile_sizes<A>::depth_chunk, values, base, seen.end, ds);
+      operand<A>::template score_slots<Rows>(douts_ + first * tile_sizes<A>::depth_chunk, values,
+                                             base, seen.end, ds);
     else
       for (index_t r = 0; r < Rows; ++r) fill(ds + r * stride, ds + r * stride + count, A{0});
     if constexpr (Gate::any) {
-      score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys, base, seen.end,
-                        gate_slopes + at);
+      operand<A>::template score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys,
+                                             base, seen.end, gate_slopes + at);
       gate.template prepare<Rows>(limits_ + first, first, seen, base, count, gate_slopes + at);
     }
     hide_outside<Rows>(limits_ + first, seen, base, count, s);
@@ -417,11 +422,11 @@ class gradient_tile {
     fill(keep, keep + Rows, A{1});
     const strip_state<A> strip{nullptr, limits_ + first, nullptr, nullptr, sums, sums_stride};
     if (!has_nonfinite_values(values, seen))
-      accumulate_values<Rows>(strip, values, seen, weights, keep);
+      operand<A>::template accumulate<Rows>(strip, values, seen, weights, keep);
     else
-      accumulate_seen_values<Rows>(strip, values, seen, weights, keep, [&](int r, index_t slot) {
-        return weights[r * stride + slot - seen.begin] != A{0};
-      });
+      operand<A>::template accumulate_seen<Rows>(
+          strip, values, seen, weights, keep,
+          [&](int r, index_t slot) { return weights[r * stride + slot - seen.begin] != A{0}; });
   }
 
   /// The block's keys, a register block at a time, over the rows of the strips that see them.

@@ -7,14 +7,14 @@
 #include <cstdint>
 
 #include "focus/config.hpp"
-#include "focus/kernel/amx.hpp"
-#include "focus/kernel/bfmmla.hpp"
 #include "focus/kernel/exp2.hpp"
-#include "focus/kernel/pack.hpp"
+#include "focus/kernel/operand.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tile.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/parallel.hpp"
@@ -57,7 +57,7 @@ class query_tile_layout {
 
 /// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
 template <class E>
-class query_tile : operand_scope<E> {
+class query_tile : operand<E>::scope {
   using A = accumulator_t<E>;
   static constexpr int strip_rows = tile_sizes<E>::strip_rows;
   /// Where among its running sums that of the weights by which values were multiplied lies.
@@ -89,7 +89,7 @@ class query_tile : operand_scope<E> {
   void begin(index_t rows, A factor, RowOf&& row_of) {
     rows_ = rows;
     factor_.set(factor);
-    pack_query_rows(rows, head_dim_, factor, row_of, queries_);
+    operand<E>::pack_queries(rows, head_dim_, factor, row_of, queries_);
     const index_t padded = rows + strip_rows;
     fill(top_, top_ + padded, lowest<A>);
     fill(sum_, sum_ + norm_at + padded, A{0});
@@ -191,7 +191,7 @@ class query_tile : operand_scope<E> {
  private:
   index_t head_dim_, value_dim_, acc_stride_;
   index_t rows_ = 0;
-  [[no_unique_address]] score_factor<E> factor_;
+  [[no_unique_address]] typename operand<E>::score_factor factor_;
   E* queries_;
   A *acc_, *top_, *sum_, *scores_;
   slot_range* limits_;

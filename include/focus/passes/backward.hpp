@@ -10,6 +10,7 @@
 #include "focus/config.hpp"
 #include "focus/kernel/gradient_tile.hpp"
 #include "focus/kernel/pack.hpp"
+#include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"

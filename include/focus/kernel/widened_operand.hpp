@@ -1,0 +1,222 @@
+// Operands that are widened to the type of the sums, float or double, when they are packed: the
+// vector layer multiplies them.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <type_traits>
+
+#include "focus/config.hpp"
+#include "focus/kernel/exp2.hpp"
+#include "focus/kernel/panels.hpp"
+#include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
+#include "focus/kernel/tuning.hpp"
+#include "focus/kernel/unroll.hpp"
+#include "focus/parallel.hpp"
+#include "focus/scalar.hpp"
+#include "focus/tensor_view.hpp"
+
+namespace focus {
+inline namespace FOCUS_ABI {
+namespace detail {
+
+/// sum[r][v] += a(r, t) * b(t, v) over t < depth: the inner product of all kernels. a(r, t) is one
+/// element at a[r * RowStep + t * DepthStep]; b(t, .) is the row of a panel.
+template <int Rows, int Vectors, int RowStep, int DepthStep, class A>
+FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
+                                  vec<A> (&sum)[Rows][Vectors]) {
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+  for (index_t t = 0; t < depth; ++t, a += DepthStep, b += panel) {
+    vec<A> column[Vectors];
+    static_for<Vectors>([&](auto v)
+                            FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(b + v * lanes); });
+    static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+      const vec<A> element = vec<A>::broadcast(a[r * RowStep]);
+      static_for<Vectors>(
+          [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v] = fma(element, column[v], sum[r][v]); });
+    });
+  }
+}
+
+/// scores[r][0, panel) = query row r . key, for one key panel; only the first Vectors vectors of
+/// it.
+template <int Rows, int Vectors, class A>
+FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride,
+                panel = tile_sizes<A>::panel, chunk = tile_sizes<A>::depth_chunk;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows * Vectors>(
+      [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
+  for (index_t first = 0; first < depth; first += chunk) {
+    multiply<Rows, Vectors, chunk, 1>(query, key_panel, (std::min<index_t>)(chunk, depth - first),
+                                      sum);
+    query += tile_sizes<A>::padded_rows * chunk;
+    key_panel += chunk * panel;
+  }
+  static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+    sum[i / Vectors][i % Vectors].store(scores + i / Vectors * stride + i % Vectors * lanes);
+  });
+}
+
+/// acc[r] = rescale[r] * acc[r] + sum over t of weights[r][t] * values[t], for one value panel.
+template <int Rows, int Vectors, class A>
+FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t count,
+                                     const A* rescale, A* acc, index_t acc_stride) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  vec<A> sum[Rows][Vectors];
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+    const vec<A> factor = vec<A>::broadcast(rescale[r]);
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      sum[r][v] = vec<A>::load(acc + r * acc_stride + v * lanes) * factor;
+    });
+  });
+  multiply<Rows, Vectors, stride, 1>(weights, values, count, sum);
+  static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>(
+        [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v].store(acc + r * acc_stride + v * lanes); });
+  });
+}
+
+/// row[j] = 2^(row[j] - shift), times gates[j] where there are gates, for whole vectors of `count`
+/// elements; returns their sum. Two vectors at a time: the exponentials of both overlap.
+template <class A, class... Gates>
+FOCUS_ALWAYS_INLINE A exponentiate_row(A shift, index_t count, A* row, const Gates*... gates) {
+  constexpr int lanes = vec<A>::width;
+  const vec<A> offset = vec<A>::broadcast(shift);
+  const auto weigh = [&](index_t j) FOCUS_LAMBDA_INLINE {
+    vec<A> weight = exp2<A>(vec<A>::load(row + j) - offset);
+    ((weight = weight * vec<A>::load(gates + j)), ...);
+    weight.store(row + j);
+    return weight;
+  };
+  vec<A> total = vec<A>::zero(), total_of_odd = vec<A>::zero();
+  index_t j = 0;
+  for (; j + lanes < count; j += 2 * lanes) {
+    const vec<A> even = weigh(j), odd = weigh(j + lanes);
+    total = total + even;
+    total_of_odd = total_of_odd + odd;
+  }
+  if (j < count) total = total + weigh(j);
+  return reduce_add(total + total_of_odd);
+}
+
+/// Operands of the type of the sums; see kernel/operand.hpp.
+template <class A>
+struct operand {
+  static_assert(
+      std::same_as<A, accumulator_t<A>>,
+      "focus: operands of this type are not multiplied as they are on this instruction set.");
+
+  /// Nothing is held.
+  struct scope {};
+
+  /// Nothing is left to be multiplied by: the packed queries hold the factor.
+  struct score_factor {
+    void set(A) noexcept {}
+    template <int Rows>
+    A apply(A*, index_t, [[maybe_unused]] bool capped) const noexcept {
+      return 1;
+    }
+  };
+
+  template <class RowOf>
+  static void pack_queries(index_t rows, index_t depth, A factor, RowOf&& row_of, A* to) {
+    constexpr int lanes = vec<A>::width, chunk = tile_sizes<A>::depth_chunk;
+    static_assert(chunk % lanes == 0);
+    const vec<A> scale = vec<A>::broadcast(factor);
+    for (index_t first = 0; first < depth;
+         first += chunk, to += tile_sizes<A>::padded_rows * chunk) {
+      const index_t width = (std::min<index_t>)(chunk, depth - first);
+      for (index_t r = 0; r < rows; ++r) {
+        constexpr index_t ahead = 6;
+        if (r + ahead < rows) detail::prefetch_row(row_of(r + ahead) + first, width);
+        const auto* from = row_of(r) + first;
+        using T = std::remove_cvref_t<decltype(*from)>;
+        A* row = to + r * chunk;
+        index_t c = 0;
+        for (; c + lanes <= width; c += lanes)
+          (detail::load_widened<T, A>(from + c) * scale).store(row + c);
+        if (c < width)
+          (detail::load_widened_partial<T, A>(from + c, width - c) * scale).store(row + c);
+      }
+      fill(to + rows * chunk, to + round_up(rows, tile_sizes<A>::strip_rows) * chunk, A{0});
+    }
+  }
+
+  template <class RowOf>
+  static void pack_key_panel(RowOf&& row_of, index_t depth, A* to) {
+    detail::pack_rows_as_columns<tile_sizes<A>::panel>(row_of, depth, to);
+  }
+
+  template <class RowOf>
+  static bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
+                               A* panels) {
+    constexpr int panel = tile_sizes<A>::panel;
+    decltype(row_of(0)) rows[panel];
+    for (int c = 0; c < panel; ++c) rows[c] = row_of(c);
+    return detail::spread_over_panels(rows, panel, width, first, stride, panels);
+  }
+
+  template <int Rows>
+  static void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end,
+                          A* scores) {
+    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+    index_t slot = base;
+    if (slot % panel != 0) {  // the second half of a panel
+      score_panel<Rows, 1>(query, keys.key_panel(slot - lanes) + lanes, keys.head_dim, scores);
+      slot += lanes, scores += lanes;
+    }
+    for (; slot < end; slot += panel, scores += panel) {
+      if (end - slot > lanes)
+        score_panel<Rows, 2>(query, keys.key_panel(slot), keys.head_dim, scores);
+      else
+        score_panel<Rows, 1>(query, keys.key_panel(slot), keys.head_dim, scores);
+    }
+  }
+
+  /// The scores come with nothing left of the factor.
+  FOCUS_ALWAYS_INLINE static weight_sums<A> weigh_row(int, A shift, A, index_t count, A* row) {
+    return {{detail::exponentiate_row(shift, count, row)}};
+  }
+
+  template <int Rows>
+  static void accumulate(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range seen,
+                         const A* weights, const A* rescale) {
+    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+    for (index_t p = 0; p < keys.value_panels(); ++p) {
+      const A* values = keys.value_panel(p, seen.begin);
+      A* acc = strip.acc + p * panel;
+      if (keys.value_dim - p * panel > lanes)
+        accumulate_panel<Rows, 2>(weights, values, seen.end - seen.begin, rescale, acc,
+                                  strip.acc_stride);
+      else
+        accumulate_panel<Rows, 1>(weights, values, seen.end - seen.begin, rescale, acc,
+                                  strip.acc_stride);
+    }
+  }
+
+  template <int Rows, class Sees>
+  FOCUS_NOINLINE static void accumulate_seen(const strip_state<A>& strip,
+                                             const packed_keys<A>& keys, slot_range seen,
+                                             const A* weights, const A* rescale, Sees&& sees) {
+    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+    for (index_t column = 0; column < round_up(keys.value_dim, lanes); column += lanes)
+      for (int r = 0; r < Rows; ++r) {
+        A* acc = strip.acc + r * strip.acc_stride + column;
+        vec<A> sum = vec<A>::load(acc) * vec<A>::broadcast(rescale[r]);
+        for (index_t slot = seen.begin; slot < seen.end; ++slot) {
+          if (!sees(r, slot)) continue;
+          const A weight = weights[r * tile_sizes<A>::score_stride + slot - seen.begin];
+          const A* values = keys.value_panel(column / panel, slot) + column % panel;
+          sum = fma(vec<A>::broadcast(weight), vec<A>::load(values), sum);
+        }
+        sum.store(acc);
+      }
+  }
+};
+
+}  // namespace detail
+}  // namespace FOCUS_ABI
+}  // namespace focus
