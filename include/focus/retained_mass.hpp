@@ -50,13 +50,15 @@ struct row_list_pass : rows_once {
     const index_t at = tile * plan_tile_rows + r;
     return list.empty() ? at : list[static_cast<std::size_t>(at)];
   }
-  template <class Tile, class Attend>
+  template <walked_tile Tile, class Attend>
   void walk(Tile& state, index_t tile, Attend&& attend) const {
     for (index_t r = 0; r < state.rows(); ++r)
       state.limit(r) = {0, pattern->visible_end(row(tile, r))};
     attend(no_rules{});
   }
 };
+
+static_assert(backward_pass<row_list_pass>);
 
 /// Gates whose rows find out their lse themselves: of all visible pairs, and of those that the gate
 /// lets through. The gradient of the loss with regard to the latter is -1 / (rows x heads).
@@ -175,6 +177,8 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     update_softmax<Rows>(gated, gated_scores, base, count, rescale, A{1}, factors);
   }
 };
+
+static_assert(gates_of<retained_mass_gates<float, float, float, float, float>, float>);
 
 /// The retained mass after the checks.
 template <class Arguments, class A, class GQ, class GK, class DGQ, class DGK>

@@ -150,6 +150,8 @@ struct backward_gates : given_row_states {
   }
 };
 
+static_assert(gates_of<backward_gates<float, float, float, float, float>, float>);
+
 /// Plans the gates of a backward pass.
 template <class A, class GQ, class GK, class DGQ, class DGK>
 backward_gates<A, GQ, GK, DGQ, DGK> plan_gates(

@@ -9,6 +9,7 @@
 #include "focus/checks/backward_arguments.hpp"
 #include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/passes/backward.hpp"
@@ -48,11 +49,13 @@ struct cell_pass {
   [[nodiscard]] index_t row(index_t t, index_t r) const noexcept {
     return plan->query_order()[static_cast<std::size_t>(tile(t).begin + r)];
   }
-  template <class Tile, class Attend>
+  template <walked_tile Tile, class Attend>
   void walk(Tile& state, index_t t, Attend&& attend) const {
     attend_distant(state, *plan, tile(t), pattern, attend);
   }
 };
+
+static_assert(backward_pass<cell_pass>);
 
 /// The keys that an average row meets in its cells, causality aside.
 inline index_t met_keys_a_row(const routing_plan& plan) noexcept {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -20,6 +21,7 @@
 #include "focus/kernel/operand.hpp"
 #include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/strip.hpp"
@@ -129,11 +131,24 @@ struct wanted_gradients {
   bool dquery_gates = false, dkey_gates = false;
 };
 
-/// What turns a block of scores into weights and gradients of scores where nothing is gated. A gate
-/// does the same from the products of the assignments; see soft_gate_backward.hpp.
+/// What turns a block of scores into weights and gradients of scores. A gate does so from the
+/// products of the assignments, p = g_i . g_j; where there is none, differentiate_softmax does.
+template <class G, class A, int Rows = tile_sizes<A>::strip_rows>
+concept tile_gate = !G::any || requires(const G& gate, const slot_range* limits, index_t row,
+                                        slot_range seen, index_t base, index_t count, A lse,
+                                        A delta, A* scores, A* slopes, A* gates) {
+  // The key assignments as keys, and as values where those of the queries have a gradient.
+  { gate.keys } -> std::convertible_to<packed_keys<A>>;
+  // Makes of the products of a strip, which begins with `row` of the tile, what differentiate
+  // takes, in slots [base, base + count).
+  gate.template prepare<Rows>(limits, row, seen, base, count, gates);
+  // Scores to weights P, slopes from dP to dS, gates to dL/dp, for one row.
+  gate.differentiate(row, *limits, base, count, lse, delta, scores, slopes, gates);
+};
 struct no_gate {
   static constexpr bool any = false;
 };
+static_assert(tile_gate<no_gate, float>);
 
 /// scores: s to P = 2^(s - lse). slopes: dP = dout . v to dS = P (dP - delta), and to 0 where P is
 /// 0: dP may be NaN for a key that is hidden.
@@ -275,7 +290,7 @@ class gradient_tile {
   /// Adds the pairs within the rows' limits, less those that the rules hide, to all gradients.
   /// keys: K as keys and as values. values: V as keys. token_of(slot): whose row of `to` a slot
   /// adds to, or -1.
-  template <class Rules, class Gate, class TokenOf>
+  template <hiding_rules Rules, tile_gate<A> Gate, class TokenOf>
   void attend(const packed_keys<A>& keys, const packed_keys<A>& values, A softcap,
               const Rules& rules, const Gate& gate, TokenOf&& token_of,
               const key_gradients<A>& to) {
@@ -469,6 +484,8 @@ class gradient_tile {
   row_panels<A> query_rows_, dout_rows_, gate_rows_;
   slot_range* limits_;
 };
+
+static_assert(walked_tile<gradient_tile<float>>);
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

@@ -102,7 +102,7 @@ class query_tile : operand<E>::scope {
 
   /// Adds the keys within the rows' limits, less those that the rules hide, to their running
   /// softmax.
-  template <class Rules = no_rules>
+  template <hiding_rules Rules = no_rules>
   void attend(const packed_keys<E>& keys, A softcap, const Rules& rules = {}) {
     attend_strips(keys,
                   [&](auto strip, const strip_state<E>& state, index_t first, slot_range block) {
@@ -196,6 +196,8 @@ class query_tile : operand<E>::scope {
   A *acc_, *top_, *sum_, *scores_;
   slot_range* limits_;
 };
+
+static_assert(walked_tile<query_tile<float>>);
 
 /// Writes row r of a tile, which is query `row` of `head`.
 template <class Arguments, class E>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 
 #include "focus/config.hpp"
 #include "focus/kernel/simd.hpp"
@@ -14,9 +15,16 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-// Rules say which of the keys within a row's limits are hidden all the same. hide() sets their
-// scores in slots [base, base + count) to -inf for the rows of a strip that begins with row
-// `first_row` of its tile, and returns whether any may have been; hides() decides for one pair.
+/// Rules say which of the keys within a row's limits are hidden all the same.
+template <class R, int Rows = tile_sizes<float>::strip_rows>
+concept hiding_rules = requires(const R& rules, index_t first_row, index_t base, index_t count,
+                                float* scores, index_t row, index_t slot) {
+  // Sets the scores of hidden keys to -inf, in slots [base, base + count) for the rows of a strip
+  // that begins with row `first_row` of its tile; returns whether there may have been any.
+  { rules.template hide<Rows>(first_row, base, count, scores) } -> std::same_as<bool>;
+  // The same for one pair, row of the tile and slot.
+  { rules.hides(row, slot) } -> std::same_as<bool>;
+};
 
 /// None is.
 struct no_rules {
@@ -107,6 +115,9 @@ struct keys_without_shared_group {
                                           scores + (first - base));
   }
 };
+
+static_assert(hiding_rules<no_rules> && hiding_rules<keys_met_before> &&
+              hiding_rules<keys_without_shared_group>);
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

@@ -1,22 +1,10 @@
 // The vector layer: the one type `vec<A>` (A float or double) over which all tile algorithms are
-// written, chosen at compile time. Besides load, store, broadcast and + - * / it offers
-//   fma(a, b, c)              a * b + c
-//   maximum(a, b), minimum(a, b)  b where either is NaN, so that a NaN in b survives
-//   zero_where_less(x, a, b)  x, with 0 where a < b
-//   round(x)                  to the nearest integer
-//   scale_by_power(x, n)      x * 2^n for integers n that keep x normal; 0 for x = 1 and the
-//                             greatest n that does not
-//   nearest_eighth(x)         n / 8 next to x, |x| <= 127, and 2^(n / 8): only of floats, and only
-//                             where a lookup is fast
-//   exponent(x), mantissa(x)  e and m with x = m * 2^e, 1 <= |m| < 2, for normal x
-//   where_zero(x, a, b)       a where x is 0, else b
-//   where_disjoint(sets, with, a, b)  a where sets[lane] & with is 0, else b; sets are 64-bit masks
-//   reduce_add, reduce_max    over the lanes
-//   transpose(rows)           of `width` vectors
-//   load_widened(p)           `width` elements of any storage type
+// written, chosen at compile time. What it offers is the concept vector_of.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -53,7 +41,42 @@ template <class A>
 using vec = generic_vector<A>;
 #endif
 
-// What the layer in use may lack: a function of somebody else's is not meant by these names.
+/// A vector of `width` numbers of type A.
+template <class V, class A>
+concept vector_of = requires(V a, V b, V c, A x, const A* from, A* to, const std::uint64_t* sets,
+                             std::uint64_t with, V (&rows)[V::width]) {
+  { V::zero() } -> std::same_as<V>;
+  { V::broadcast(x) } -> std::same_as<V>;
+  { V::load(from) } -> std::same_as<V>;  // from any address
+  a.store(to);
+  { a + b } -> std::same_as<V>;
+  { a - b } -> std::same_as<V>;
+  requires std::same_as<decltype(a * b), V>;
+  { a / b } -> std::same_as<V>;
+  { fma(a, b, c) } -> std::same_as<V>;  // a * b + c
+  // b where either is NaN, so that a NaN in b survives.
+  { maximum(a, b) } -> std::same_as<V>;
+  { minimum(a, b) } -> std::same_as<V>;
+  { zero_where_less(a, b, c) } -> std::same_as<V>;  // a, with 0 where b < c
+  { where_zero(a, b, c) } -> std::same_as<V>;       // b where a is 0, else c
+  // a where sets[lane] & with is 0, else b.
+  { where_disjoint(sets, with, a, b) } -> std::same_as<V>;
+  { round(a) } -> std::same_as<V>;  // to the nearest integer
+  // a * 2^b for integers b that keep a normal; 0 for a = 1 and the greatest b that does not.
+  { scale_by_power(a, b) } -> std::same_as<V>;
+  // e and m with a = m * 2^e, 1 <= |m| < 2, for normal a.
+  { exponent(a) } -> std::same_as<V>;
+  { mantissa(a) } -> std::same_as<V>;
+  // Over the lanes.
+  { reduce_add(a) } -> std::same_as<A>;
+  { reduce_max(a) } -> std::same_as<A>;
+  transpose(rows);
+};
+static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
+
+// What the layer in use may lack: vectors of bfloat16 and float16 that are widened at once, and,
+// where a lookup is fast, nearest_eighth(x) of floats: n / 8 next to x, |x| <= 127, and 2^(n / 8).
+// A function of somebody else's is not meant by these names.
 void load_bfloat16() = delete;
 void load_float16() = delete;
 void nearest_eighth() = delete;

@@ -1,6 +1,7 @@
-// A strip: the query rows of a tile that go through a register block together.
+// Tiles of query rows, and strips: the rows of a tile that go through a register block together.
 #pragma once
 
+#include <concepts>
 #include <type_traits>
 
 #include "focus/config.hpp"
@@ -15,6 +16,15 @@ namespace detail {
 /// Half-open range of slots.
 struct slot_range {
   index_t begin = 0, end = 0;
+};
+
+/// A tile of query rows as passes see it: they set which slots its rows see, and let it attend to
+/// them.
+template <class T>
+concept walked_tile = requires(T& tile, const T& as_it_is, index_t row) {
+  { T::padded_rows } -> std::convertible_to<index_t>;  // rows for which there is room
+  { as_it_is.rows() } -> std::same_as<index_t>;
+  { tile.limit(row) } -> std::same_as<slot_range&>;
 };
 
 /// Calls f with the size of a strip, as a constant, that has room for `rows` rows: the last strip

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
@@ -15,6 +16,7 @@
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
@@ -41,8 +43,29 @@ A dot_rows(const TA* a, const TB* b, index_t n) {
   return reduce_add(sum);
 }
 
-// A pass goes over tiles of query rows, in rounds in none of which a row is twice. is_last_tile_of(tile,
-// r) tells whether the tile's row r is in no later round.
+/// What a pass calls when the limits of a tile's rows are set.
+struct attend_by_rules {
+  template <hiding_rules Rules>
+  void operator()(const Rules&) const noexcept {}
+};
+
+/// A backward pass goes over tiles of query rows, in rounds in none of which a row is twice.
+template <class P>
+concept backward_pass = requires(const P& pass, index_t tile, index_t r, index_t slot,
+                                 gradient_tile<float>& rows, const attend_by_rules& attend) {
+  { pass.slots() } -> std::same_as<index_t>;             // of its keys, as they are packed
+  { pass.token_of(slot) } -> std::same_as<index_t>;      // the key at a slot; -1: none
+  { pass.pairs_a_row } -> std::convertible_to<index_t>;  // about
+  { pass.tiles() } -> std::same_as<index_t>;             // 0: there is nothing to do
+  { pass.rows(tile) } -> std::same_as<index_t>;          // how many rows a tile has
+  { pass.row(tile, r) } -> std::same_as<index_t>;        // the query that its row r is
+  { pass.rounds() } -> std::same_as<index_t>;
+  { pass.round(r) } -> std::same_as<task_range>;  // the tiles of a round
+  // Whether the tile's row r is in no later round.
+  { pass.is_last_tile_of(tile, r) } -> std::same_as<bool>;
+  // Sets the limits of the rows of a tile and calls attend(rules), once or more often.
+  pass.walk(rows, tile, attend);
+};
 
 /// What passes have in common that take `count` rows once, one after the other.
 struct rows_once {
@@ -70,7 +93,7 @@ struct token_order_pass : rows_once {
   [[nodiscard]] index_t row(index_t tile, index_t r) const noexcept {
     return tile * plan_tile_rows + r;
   }
-  template <class Tile, class Attend>
+  template <walked_tile Tile, class Attend>
   void walk(Tile& state, index_t tile, Attend&& attend) const {
     walk_tile(state, tile * plan_tile_rows, attend);
   }
@@ -91,6 +114,8 @@ inline auto local_pass(const resolved_pattern& pattern, index_t n_q) {
                           }};
 }
 
+static_assert(backward_pass<decltype(local_pass(resolved_pattern{}, 0))>);
+
 /// Which of the passes over the same rows one is: dQ is kept between them.
 struct pass_position {
   bool first, last;
@@ -104,9 +129,10 @@ struct no_pass : rows_once {
   [[nodiscard]] static index_t slots() noexcept { return 0; }
   [[nodiscard]] static index_t token_of(index_t) noexcept { return -1; }
   [[nodiscard]] static index_t row(index_t, index_t) noexcept { return 0; }
-  template <class Tile, class Attend>
+  template <walked_tile Tile, class Attend>
   static void walk(Tile&, index_t, Attend&&) noexcept {}
 };
+static_assert(backward_pass<no_pass>);
 
 /// Where a tile is at work.
 template <class A>
@@ -115,6 +141,25 @@ struct tile_location {
   const packed_keys<A>& keys;
   index_t worker;
   index_t head;  // of all heads of the call
+};
+
+/// What is gated in a backward pass, and what becomes of the gradients of the assignments. Beside
+/// this,
+///   row_states(location, args, head, rows, row)
+/// returns a function of r: the row_state of the tile's row r, which is query row(r) of `head` of
+/// `args`. It is not called for here, since its type hangs on that of `args`.
+template <class G, class A>
+concept gates_of = requires(const G& gates, const scratch_memory& memory, const any_executor& exec,
+                            gradient_tile<A>& tile, index_t (*row)(index_t),
+                            const gradient_sums<A>& sums) {
+  { gates.groups } -> std::convertible_to<index_t>;  // elements of an assignment; 0: of none
+  // Whether the assignments of the queries and of the keys have a gradient.
+  { gates.wants_dquery } -> std::convertible_to<bool>;
+  { gates.wants_dkey } -> std::convertible_to<bool>;
+  gates.pack(memory, exec);  // before the first pass
+  // Packs the assignments of the tile's rows; returns the tile's gate.
+  { gates.begin_tile(memory, tile, row) } -> tile_gate<A>;
+  gates.write(memory, sums, exec);  // after the last pass
 };
 
 /// What a backward pass knows of its rows beforehand, where it is what the caller handed over.
@@ -149,6 +194,8 @@ struct ungated : given_row_states {
   static void write(const scratch_memory&, const Sums&, const any_executor&) noexcept {}
 };
 
+static_assert(gates_of<ungated, float>);
+
 /// What run_backward makes its gates with.
 struct make_ungated {
   ungated operator()(scratch_plan&, index_t) const noexcept { return {}; }
@@ -174,7 +221,7 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
 }
 
 /// One call of a backward pass after its checks: what is planned for it, and its steps.
-template <class A, class Arguments, class Gates>
+template <class A, class Arguments, gates_of<A> Gates>
 class backward_run {
  public:
   /// make_gates(scratch plan, workers): what is gated, and where the gradients of the assignments
@@ -201,7 +248,7 @@ class backward_run {
               two_passes && wanted_.dq),
         memory_(exec, plan_) {}
 
-  template <class First, class Second>
+  template <backward_pass First, backward_pass Second>
   void run(const First& first_pass, const Second& second_pass) {
     const bool two = second_pass.tiles() > 0;
     gates_.pack(memory_, exec_);
@@ -331,7 +378,7 @@ class backward_run {
 
 /// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
 /// the gradients of the assignments go; make_ungated for none.
-template <class Arguments, class A, class MakeGates, class First, class Second>
+template <class Arguments, class A, class MakeGates, backward_pass First, backward_pass Second>
 void run_backward(const Arguments& args, const resolved_score<A>& score,
                   const MakeGates& make_gates, const First& first_pass, const Second& second_pass,
                   const any_executor& exec) {

@@ -10,6 +10,7 @@
 #include "focus/config.hpp"
 #include "focus/kernel/plain_data.hpp"
 #include "focus/kernel/rules.hpp"
+#include "focus/kernel/strip.hpp"
 #include "focus/options.hpp"
 #include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
@@ -29,7 +30,7 @@ inline resolved_pattern resolve(const routing_plan& plan, const attention_shape&
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
 /// below limit(row). Rows and keys both go up in position: after a search for the first row, the
 /// others walk along.
-template <class Tile, class Limit>
+template <walked_tile Tile, class Limit>
 void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> slots,
                           Limit&& limit) {
   const auto position = [&](index_t slot) {
@@ -48,7 +49,7 @@ void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const ind
 
 /// The pass over cells: each tile of a query cell walks the key cells that meet it, or the one list
 /// of its round. Sets the limits of the tile's rows and calls attend(rules) for each.
-template <class Tile, class Attend>
+template <walked_tile Tile, class Attend>
 void attend_distant(Tile& tile, const routing_plan& plan, const row_tile& rows,
                     const resolved_pattern& pattern, Attend&& attend) {
   const index_t* row = plan.query_order().data() + rows.begin;
@@ -78,7 +79,7 @@ void attend_distant(Tile& tile, const routing_plan& plan, const row_tile& rows,
 }
 
 /// The plan's pairs tested one by one, in token order: attend(rules), once.
-template <class Tile, class Attend>
+template <walked_tile Tile, class Attend>
 void attend_pair_by_pair(Tile& tile, const routing_plan& plan, const resolved_pattern& pattern,
                          index_t first_row, Attend&& attend) {
   group_mask query_masks[Tile::padded_rows] = {};

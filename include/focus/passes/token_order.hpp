@@ -68,7 +68,7 @@ void for_each_head_batch(const Arguments& args, index_t heads_at_once, F&& body)
 /// The pass over keys in token order: local pairs and sinks, which with an unlimited window is
 /// dense attention. Sets the limits of the tile's rows and calls attend() for the window, and again
 /// for sinks that lie apart from it.
-template <class Tile, class Attend>
+template <walked_tile Tile, class Attend>
 void attend_local(Tile& tile, const resolved_pattern& pattern, index_t first_row, Attend&& attend) {
   bool apart = false;
   for (index_t r = 0; r < tile.rows(); ++r) {
