@@ -102,18 +102,31 @@ FOCUS_NOINLINE gradients<T> differentiate(const gradient_problem<T>& p, int thre
   gradients<T> g(p.spec);
   const call_inputs<T> in = p.inputs();
   thread_executor exec(threads);
-  if constexpr (Op == operation::attention)
-    focus::attention_backward(in.q, in.k, in.v, p.out.view(), p.lse.view(), p.dout.view(),
-                              g.dq.view(), g.dk.view(), g.dv.view(), in.pattern, in.score, exec);
-  else if constexpr (Op == operation::sparse)
-    focus::sparse_attention_backward(in.q, in.k, in.v, p.plan, p.out.view(), p.lse.view(),
-                                     p.dout.view(), g.dq.view(), g.dk.view(), g.dv.view(), in.score,
-                                     exec);
-  else
+  const auto dlse = p.dlse.view();
+  using upstream = focus::tensor_view<const T, 3>;
+  using output = focus::tensor_view<const focus::accumulator_t<T>, 3>;
+  const upstream dout = p.spec.dout ? p.dout.view() : upstream{};
+  const output out = p.spec.dout ? p.out.view() : output{};
+  if constexpr (Op == operation::attention) {
+    if (p.spec.dlse)
+      focus::attention_backward(in.q, in.k, in.v, out, p.lse.view(), dout, dlse, g.dq.view(),
+                                g.dk.view(), g.dv.view(), in.pattern, in.score, exec);
+    else
+      focus::attention_backward(in.q, in.k, in.v, out, p.lse.view(), dout, g.dq.view(), g.dk.view(),
+                                g.dv.view(), in.pattern, in.score, exec);
+  } else if constexpr (Op == operation::sparse) {
+    if (p.spec.dlse)
+      focus::sparse_attention_backward(in.q, in.k, in.v, p.plan, out, p.lse.view(), dout, dlse,
+                                       g.dq.view(), g.dk.view(), g.dv.view(), in.score, exec);
+    else
+      focus::sparse_attention_backward(in.q, in.k, in.v, p.plan, out, p.lse.view(), dout,
+                                       g.dq.view(), g.dk.view(), g.dv.view(), in.score, exec);
+  } else {
     focus::soft_gate_attention_backward(in.q, in.k, in.v, in.query_assignment, in.key_assignment,
-                                        in.gate, p.out.view(), p.lse.view(), p.dout.view(),
-                                        p.dlse.view(), g.dq.view(), g.dk.view(), g.dv.view(),
-                                        g.dquery.view(), g.dkey.view(), in.pattern, in.score, exec);
+                                        in.gate, out, p.lse.view(), dout, dlse, g.dq.view(),
+                                        g.dk.view(), g.dv.view(), g.dquery.view(), g.dkey.view(),
+                                        in.pattern, in.score, exec);
+  }
   return g;
 }
 
@@ -138,8 +151,8 @@ std::array<std::vector<double>, 5> textbook_gradients(const dense_problem& p, op
   a.q = tensor(inputs[0], c.heads, c.n_q, c.d);
   a.k = tensor(inputs[1], c.kv_heads, c.n_k, c.d);
   a.v = tensor(inputs[2], c.kv_heads, c.n_k, c.d_v);
-  a.dout = tensor(inputs[5], c.heads, c.n_q, c.d_v);
-  if (op == operation::soft_gate) a.dlse = {inputs[6].data(), {c.heads, c.n_q}};
+  if (c.dout) a.dout = tensor(inputs[5], c.heads, c.n_q, c.d_v);
+  if (c.has_dlse(op)) a.dlse = {inputs[6].data(), {c.heads, c.n_q}};
   a.dq = tensor(sums[0], c.heads, c.n_q, c.d);
   a.dk = tensor(sums[1], c.kv_heads, c.n_k, c.d);
   a.dv = tensor(sums[2], c.kv_heads, c.n_k, c.d_v);
@@ -184,7 +197,7 @@ FOCUS_NOINLINE std::string compare_gradients(const gradient_problem<T>& p, const
       epsilon<real>() * (8 + 4 * largest_score + 4 * largest_magnitude(p.lse.values()));
   // dout . v - delta cancels: its error is one of the products, whatever is left of them.
   double largest_product = largest_magnitude(dlse);
-  for (index_t h = 0; h < p.spec.heads; ++h)
+  for (index_t h = 0; p.spec.dout && h < p.spec.heads; ++h)
     for (index_t i = 0; i < p.spec.n_q; ++i)
       for (index_t j = 0; j < p.spec.n_k; ++j)
         largest_product =
@@ -211,16 +224,58 @@ FOCUS_NOINLINE std::string compare_gradients(const gradient_problem<T>& p, const
   return {};
 }
 
+/// The gradients of a case are right, stored as T.
+template <operation Op, class T>
+std::string check_gradients_of(const attention_case& c) {
+  gradient_problem<T> p(c);
+  p.attend(Op);
+  return compare_gradients<Op>(p, differentiate<Op>(p));
+}
+
 /// The gradients of a case are right, in its storage type.
 template <operation Op>
 std::string check_gradients(const attention_case& c) {
   std::string wrong;
-  with_main_storage(c.type, [&]<class T>() {
-    gradient_problem<T> p(c);
-    p.attend(Op);
-    wrong = compare_gradients<Op>(p, differentiate<Op>(p));
-  });
+  with_main_storage(c.type, [&]<class T>() { wrong = check_gradients_of<Op, T>(c); });
   return wrong;
+}
+
+/// The case for a loss of lse alone, and for one of out and lse.
+inline std::vector<attention_case> with_dlse(attention_case c) {
+  c.dlse = true;
+  std::vector<attention_case> cases{c, c};
+  cases[0].dout = false;
+  return cases;
+}
+
+/// A row that sees no key (lse -inf) has no gradient and gives none, whatever dlse holds for it:
+/// NaN in dlse there changes no bit of what zeros give.
+template <operation Op>
+std::string check_dlse_of_empty_rows(attention_case c) {
+  for (const attention_case& with : with_dlse(c)) {
+    gradient_problem<float> zeros(with), poisoned(with);
+    zeros.attend(Op), poisoned.attend(Op);
+    index_t empty_rows = 0;
+    for (index_t h = 0; h < c.heads; ++h)
+      for (index_t i = 0; i < c.n_q; ++i) {
+        if (zeros.lse.view()(h, i) != -infinity) continue;
+        ++empty_rows;
+        zeros.dlse.view()(h, i) = 0;
+        poisoned.dlse.view()(h, i) = static_cast<float>(i % 3 == 0   ? not_a_number
+                                                        : i % 3 == 1 ? infinity
+                                                                     : 1e30);
+      }
+    if (empty_rows == 0) return "no row is empty";
+    const gradients<float> expected = differentiate<Op>(zeros), got = differentiate<Op>(poisoned);
+    if (!got.same_bits(expected)) return "an empty row's dlse has an effect";
+    for (index_t h = 0; h < c.heads; ++h)
+      for (index_t i = 0; i < c.n_q; ++i)
+        for (index_t x = 0; zeros.lse.view()(h, i) == -infinity && x < c.d; ++x)
+          if (got.dq.view()(h, i, x) != 0) return "an empty row has a gradient";
+    const std::string wrong = compare_gradients<Op>(zeros, expected);
+    if (!wrong.empty()) return wrong;
+  }
+  return {};
 }
 
 /// The same bits with two and three threads.
@@ -241,9 +296,10 @@ inline double largest_difference(const attention_case& c, operation op, int samp
   problem<double> p(c);
   generator random(c.seed + 5);
   std::vector<double> dout, dlse;
-  for (index_t x = 0; x < c.heads * c.n_q * c.d_v; ++x) dout.push_back(random.normal());
+  for (index_t x = 0; x < c.heads * c.n_q * c.d_v; ++x)
+    dout.push_back(c.dout ? random.normal() : 0.0);
   for (index_t x = 0; x < c.heads * c.n_q; ++x)
-    dlse.push_back(op == operation::soft_gate ? random.normal() : 0.0);
+    dlse.push_back(c.has_dlse(op) ? random.normal() : 0.0);
   dense_problem dense = p.dense();
   const auto loss = [&] {
     const attention_state s = truth(dense, op);

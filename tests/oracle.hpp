@@ -125,7 +125,9 @@ struct attention_case {
   bool one_hot_assignment = false;  // the masks as assignments, else soft ones with some zeros
   double query_magnitude = 1;
   std::uint64_t seed = 1;
+  bool dout = true, dlse = false;  // what a loss gives a gradient to; soft gates: dlse in any case
 
+  bool has_dlse(operation op) const { return dlse || op == operation::soft_gate; }
   index_t query_offset() const { return pattern.query_offset.value_or(n_k - n_q); }
 
   /// The rule of the pairs, once more.
@@ -156,8 +158,9 @@ inline std::string describe(const attention_case& c) {
        << static_cast<int>(c.memory) << ", grouping " << static_cast<int>(c.groups) << ", K "
        << c.group_count << ", k " << c.top_k << (c.separate_masks ? ", separate masks" : "")
        << ", gate " << static_cast<int>(c.gate.kind) << ", sharpness " << c.gate.sharpness
-       << (c.one_hot_assignment ? ", one-hot" : "") << ", query magnitude " << c.query_magnitude
-       << ", seed " << c.seed;
+       << (c.one_hot_assignment ? ", one-hot" : "") << (c.dout ? "" : ", no dout")
+       << (c.dlse ? ", dlse" : "") << ", query magnitude " << c.query_magnitude << ", seed "
+       << c.seed;
   return text.str();
 }
 

@@ -1,5 +1,6 @@
 // Gradients of dense and windowed attention against the textbook, and the textbook against central
 // differences.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -137,6 +138,149 @@ TEST_CASE("attention_backward: any gradient may be left out") {
   CHECK(dv.dv.same_bits(all.dv));
 }
 
+TEST_CASE("attention_backward: dlse, the textbook agrees with central differences") {
+  for (const float softcap : {0.0f, 2.0f})
+    for (const index_t window : {index_t{0}, index_t{4}, focus::unlimited_window})
+      for (const attention_case& c : with_dlse({.heads = 4,
+                                     .kv_heads = 2,
+                                     .n_q = 11,
+                                     .n_k = 13,
+                                     .d = 5,
+                                     .d_v = 3,
+                                     .pattern = {.window = window},
+                                     .score = {.softcap = softcap}})) {
+        INFO(describe(c));
+        CHECK(largest_difference(c, op, 25) < 1e-8);
+      }
+}
+
+TEST_CASE("attention_backward: dlse, alone and with dout") {
+  for (const storage type : all_storage)
+    for (const attention_case& c : with_dlse({.heads = 4,
+                                   .kv_heads = 2,
+                                   .n_q = 37,
+                                   .n_k = 50,
+                                   .d = 20,
+                                   .d_v = 12,
+                                   .pattern = focus::full_causal,
+                                   .score = {.softcap = 3.0f},
+                                   .type = type,
+                                   .memory = layout::padded})) {
+      INFO(describe(c));
+      with_storage(type, [&]<class T>() { CHECK(check_gradients_of<op, T>(c) == ""); });
+    }
+  for (const auto& [heads, kv_heads] :
+       std::vector<std::array<index_t, 2>>{{1, 1}, {6, 1}, {6, 2}, {4, 4}})
+    for (const layout memory : {layout::heads_first, layout::tokens_first, layout::misaligned})
+      for (const attention_case& c :
+           with_dlse({.heads = heads, .kv_heads = kv_heads, .memory = memory}))
+        check(c);
+  for (const index_t window : odd_windows)
+    for (const bool causal : {true, false})
+      for (const attention_case& c :
+           with_dlse({.n_q = 60, .n_k = 60, .pattern = {.causal = causal, .window = window}}))
+        check(c);
+  for (const index_t n : {0, 1, 2, 97})
+    for (const attention_case& c : with_dlse({.n_q = n, .n_k = n, .pattern = focus::full_causal}))
+      check(c);
+}
+
+TEST_CASE("attention_backward: dlse of rows that see no key, and of one that is NaN") {
+  CHECK(check_dlse_of_empty_rows<op>({.n_q = 30, .n_k = 10, .pattern = {.window = 3}}) == "");
+  CHECK(check_dlse_of_empty_rows<op>({.pattern = {.window = focus::no_window}}) == "");
+
+  // NaN in dlse reaches that row of dQ, and the keys it sees.
+  const attention_case c{.heads = 1, .n_q = 90, .n_k = 90, .pattern = {.window = 6}, .dlse = true};
+  gradient_problem<float> clean(c), bad(c);
+  clean.attend(op), bad.attend(op);
+  constexpr index_t at = 50;
+  bad.dlse.view()(0, at) = static_cast<float>(not_a_number);
+  const gradients<float> expected = differentiate<op>(clean), got = differentiate<op>(bad);
+  for (index_t i = 0; i < c.n_q; ++i) {
+    INFO(i);
+    const auto same = [&](const auto& a, const auto& b) {
+      return oracle::same_row_bits<float>(a.view(), b.view(), 0, i);
+    };
+    CHECK(same(got.dq, expected.dq) == (i != at));
+    CHECK(same(got.dk, expected.dk) == (i > at || i < at - 6));
+    CHECK(same(got.dv, expected.dv));
+  }
+}
+
+TEST_CASE("attention_backward: dlse, the same bits for any threads, and none is none") {
+  const attention_case c{
+      .heads = 4, .kv_heads = 2, .n_q = 500, .n_k = 500, .pattern = focus::full_causal};
+  for (const attention_case& with : with_dlse(c)) CHECK(check_gradient_bits<op>(with) == "");
+
+  gradient_problem<float> p(c);
+  p.attend(op);
+  const gradients<float> expected = differentiate<op>(p);
+  gradients<float> none(c), zeros(c), wide(c), both(c);
+  const call_inputs<float> in = p.inputs();
+  const auto run = [&](const auto& dlse, gradients<float>& g) {
+    focus::attention_backward(in.q, in.k, in.v, p.out.view(), p.lse.view(), p.dout.view(), dlse,
+                              g.dq.view(), g.dk.view(), g.dv.view(), in.pattern, in.score);
+  };
+  run(focus::matrix_view<const float>{}, none);
+  CHECK(none.same_bits(expected));
+  std::vector<float> zero(static_cast<std::size_t>(c.heads * c.n_q));
+  run(focus::matrix_view<float>(zero.data(), {c.heads, c.n_q}), zeros);
+  CHECK(zeros.same_bits(expected));
+  // dlse may have a type of its own.
+  const std::vector<double> values = p.dlse.values();
+  run(focus::matrix_view<const double>(values.data(), {c.heads, c.n_q}), wide);
+  run(p.dlse.view(), both);
+  CHECK(wide.same_bits(both));
+  CHECK(!both.same_bits(expected));
+}
+
+TEST_CASE("attention_backward: neither dout nor dlse: zeros") {
+  const attention_case c{.heads = 4, .kv_heads = 2};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  gradients<float> g(c);
+  const call_inputs<float> in = p.inputs();
+  focus::attention_backward(in.q, in.k, in.v, {}, p.lse.view(), {},
+                            focus::matrix_view<const float>{}, g.dq.view(), g.dk.view(),
+                            g.dv.view(), in.pattern);
+  CHECK(g.guards_hold());
+  const auto values = g.values();
+  for (std::size_t x = 0; x < 3; ++x)
+    CHECK(std::all_of(values[x].begin(), values[x].end(), [](double value) { return value == 0; }));
+}
+
+TEST_CASE("attention_backward: {} in each place that may be empty") {
+  // Each call compiles, means one function alone, and writes what it is given room for.
+  const attention_case c{.heads = 4, .kv_heads = 2, .pattern = focus::full_causal};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  gradients<float> g(c);
+  const call_inputs<float> in = p.inputs();
+  const auto out = p.out.view(), dout = p.dout.view(), dq = g.dq.view(), dk = g.dk.view(),
+             dv = g.dv.view();
+  const auto lse = p.lse.view(), dlse = p.dlse.view();
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, {}, {}, {}, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, dk, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, dk, dv, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, dq, {}, {}, {.window = 3}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, dq, {}, dv, {}, {.scale = 1.0f}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, dlse, {}, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, dlse, {}, {}, {}, {}, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, {}, lse, {}, dlse, {}, dk, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, {}, lse, {}, dlse, dq, {}, dv, {.window = 3}, {});
+  focus::attention_backward(in.q, in.k, in.v, {}, lse, {}, dlse, dq, dk, dv, {}, {}, {});
+  using none = focus::matrix_view<const float>;
+  focus::attention_backward(in.q, in.k, in.v, out, lse, dout, none{}, {}, {}, {});
+  focus::attention_backward(in.q, in.k, in.v, {}, lse, {}, none{}, {}, {}, {}, {}, {}, {});
+  namespace reference = focus::reference;
+  reference::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, {}, {}, {}, {}, {});
+  reference::attention_backward(in.q, in.k, in.v, out, lse, dout, {}, dk, {}, {});
+  reference::attention_backward(in.q, in.k, in.v, {}, lse, {}, dlse, {}, {}, {}, {}, {}, {});
+  reference::attention_backward(in.q, in.k, in.v, {}, lse, {}, none{}, {}, dk, {});
+  CHECK(g.guards_hold());
+}
+
 TEST_CASE("attention_backward: empty rows, and NaN that reaches only its own") {
   // Queries before the first key see nothing.
   check({.n_q = 30, .n_k = 10, .pattern = {.window = 3}});
@@ -210,17 +354,26 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
     focus::tensor_view<const float, 3> q, k, v, out, dout;
     focus::matrix_view<const float> lse;
     view dq, dk, dv;
+    focus::matrix_view<const float> dlse;
     focus::pattern_options pattern = focus::full_causal;
     focus::score_options score = {};
+    bool with_dlse = false;
   };
   const auto refuse = [&](const char* name, const std::function<void(arguments&)>& change) {
     arguments a{p.q.view(),   p.k.view(),  p.v.view(),  p.out.view(), p.dout.view(),
-                p.lse.view(), g.dq.view(), g.dk.view(), g.dv.view()};
+                p.lse.view(), g.dq.view(), g.dk.view(), g.dv.view(),  p.dlse.view()};
     change(a);
-    CHECK(refusal(name, [&] {
-            focus::attention_backward(a.q, a.k, a.v, a.out, a.lse, a.dout, a.dq, a.dk, a.dv,
-                                      a.pattern, a.score);
-          }) == "");
+    const auto with_dlse = [&] {
+      focus::attention_backward(a.q, a.k, a.v, a.out, a.lse, a.dout, a.dlse, a.dq, a.dk, a.dv,
+                                a.pattern, a.score);
+    };
+    if (!a.with_dlse)
+      CHECK(refusal(name, [&] {
+              focus::attention_backward(a.q, a.k, a.v, a.out, a.lse, a.dout, a.dq, a.dk, a.dv,
+                                        a.pattern, a.score);
+            }) == "");
+    // out and dout, both {}, are no fault where there is a dlse.
+    if (focus::detail::is_given(a.dout)) CHECK(refusal(name, with_dlse) == "");
     CHECK(g.untouched());
     CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
   };
@@ -256,6 +409,22 @@ TEST_CASE("attention_backward: bad arguments are refused by name, with nothing w
   });
   refuse("window", [](args a) { a.pattern.window = -2; });
   refuse("softcap", [](args a) { a.score.softcap = -1.0f; });
+
+  const auto refuse_dlse = [&](const char* name, const std::function<void(arguments&)>& change) {
+    refuse(name, [&](args a) { a.with_dlse = true, change(a); });
+  };
+  refuse_dlse("dlse", [&](args a) { a.dlse = matrix(spare.data(), {4, 6}); });
+  refuse_dlse("dlse", [&](args a) { a.dlse = matrix(spare.data(), {2, 5}); });
+  refuse_dlse("dlse", [&](args a) { a.dlse = matrix(nullptr, {4, 5}); });
+  refuse_dlse("dq", [&](args a) {
+    a.dlse = matrix(spare.data() + 59, {4, 5}), a.dq = view(spare.data(), {4, 5, 3});
+  });
+  refuse_dlse("dk", [&](args a) {
+    a.dlse = matrix(spare.data(), {4, 5}), a.dk = view(spare.data() + 19, {2, 7, 3});
+  });
+  refuse_dlse("dv", [&](args a) {
+    a.dlse = matrix(spare.data() + 5, {4, 5}), a.dv = view(spare.data(), {2, 7, 6});
+  });
 }
 
 TEST_CASE("attention_backward: head_dim 0 without data, several kv heads") {

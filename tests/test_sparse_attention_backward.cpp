@@ -1,4 +1,5 @@
 // Gradients on the plan against the textbook, which decides each pair from the masks.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string>
@@ -117,6 +118,94 @@ TEST_CASE("sparse_attention_backward: the same bits for any threads") {
                                    .top_k = top_k}) == "");
 }
 
+TEST_CASE("sparse_attention_backward: dlse, the textbook agrees with central differences") {
+  for (const grouping groups : all_groupings)
+    for (const attention_case& c : with_dlse({.heads = 2,
+                                   .n_q = 11,
+                                   .n_k = 13,
+                                   .d = 5,
+                                   .d_v = 3,
+                                   .pattern = {.window = 1, .sink_tokens = 1},
+                                   .groups = groups,
+                                   .separate_masks = true})) {
+      INFO(describe(c));
+      CHECK(largest_difference(c, op, 20) < 1e-8);
+    }
+}
+
+TEST_CASE("sparse_attention_backward: dlse, alone and with dout") {
+  for (const grouping groups : all_groupings)
+    for (const index_t window : {focus::no_window, index_t{0}, index_t{20}, index_t{109}})
+      for (const attention_case& c : with_dlse({.heads = 4,
+                                     .kv_heads = 2,
+                                     .n_q = 109,
+                                     .n_k = 109,
+                                     .d = 8,
+                                     .d_v = 8,
+                                     .pattern = {.window = window},
+                                     .groups = groups,
+                                     .top_k = 2}))
+        check(c);
+  for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
+    for (const attention_case& c : with_dlse({.heads = 6,
+                                   .kv_heads = 2,
+                                   .n_q = 61,
+                                   .n_k = 90,
+                                   .d = 20,
+                                   .d_v = 12,
+                                   .score = {.softcap = 3.0f},
+                                   .type = type,
+                                   .memory = layout::tokens_first,
+                                   .top_k = 2,
+                                   .separate_masks = true}))
+      check(c);
+  for (const index_t n : {0, 1, 2})
+    for (const attention_case& c : with_dlse({.n_q = n, .n_k = n})) check(c);
+  for (const attention_case& c : with_dlse({.heads = 4,
+                                 .kv_heads = 2,
+                                 .n_q = 900,
+                                 .n_k = 900,
+                                 .d = 8,
+                                 .d_v = 8,
+                                 .pattern = {.window = 40, .sink_tokens = 1},
+                                 .top_k = 2}))
+    CHECK(check_gradient_bits<op>(c) == "");
+}
+
+TEST_CASE("sparse_attention_backward: dlse of rows that see no key") {
+  for (const grouping groups : {grouping::zero, grouping::mixed, grouping::balanced})
+    CHECK(check_dlse_of_empty_rows<op>(
+              {.n_q = 70,
+               .n_k = 30,
+               .pattern = {.window = groups == grouping::balanced ? index_t{3} : focus::no_window},
+               .groups = groups}) == "");
+}
+
+TEST_CASE("sparse_attention_backward: {} in each place that may be empty") {
+  const attention_case c{.heads = 4, .kv_heads = 2};
+  gradient_problem<float> p(c);
+  p.attend(op);
+  gradients<float> g(c);
+  const call_inputs<float> in = p.inputs();
+  const auto out = p.out.view(), dout = p.dout.view(), dq = g.dq.view(), dk = g.dk.view(),
+             dv = g.dv.view();
+  const auto lse = p.lse.view(), dlse = p.dlse.view();
+  using none = focus::matrix_view<const float>;
+  const auto& plan = p.plan;
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, {}, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, {}, {}, {}, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, {}, dk, dv, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, dq, {}, {}, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, dlse, {}, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, none{}, {}, dk, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, {}, lse, {}, dlse, dq, {}, dv, {}, {});
+  focus::sparse_attention_backward(in.q, in.k, in.v, plan, {}, lse, {}, none{}, {}, {}, {}, {}, {});
+  namespace reference = focus::reference;
+  reference::sparse_attention_backward(in.q, in.k, in.v, plan, out, lse, dout, {}, {}, {}, {}, {});
+  reference::sparse_attention_backward(in.q, in.k, in.v, plan, {}, lse, {}, dlse, {}, dk, {}, {});
+  CHECK(g.guards_hold());
+}
+
 TEST_CASE("sparse_attention_backward: no allocation with a workspace") {
   const attention_case c{.n_q = 300, .n_k = 300};
   gradient_problem<float> p(c);
@@ -147,6 +236,17 @@ TEST_CASE("sparse_attention_backward: bad arguments are refused by name, with no
   CHECK(refusal("plan", [&] { call(other, g.dq.view(), {}); }) == "");
   CHECK(refusal("softcap", [&] { call(p.plan, g.dq.view(), {.softcap = -1.0f}); }) == "");
   CHECK(refusal("dq", [&] { call(p.plan, g.dk.view(), {}); }) == "");
+  const auto call_with_dlse = [&](const focus::routing_plan& plan, auto dlse, auto dq) {
+    focus::sparse_attention_backward(in.q, in.k, in.v, plan, p.out.view(), p.lse.view(),
+                                     p.dout.view(), dlse, dq, g.dk.view(), g.dv.view());
+  };
+  CHECK(refusal("plan", [&] { call_with_dlse(other, p.dlse.view(), g.dq.view()); }) == "");
+  std::vector<float> spare(2 * 30 * 16, 7.0f);
+  const focus::matrix_view<float> long_dlse(spare.data(), {2, 31}), dlse(spare.data(), {2, 30});
+  CHECK(refusal("dlse", [&] { call_with_dlse(p.plan, long_dlse, g.dq.view()); }) == "");
+  const focus::tensor_view<float, 3> dq(spare.data(), {2, 30, 16});
+  CHECK(refusal("dq", [&] { call_with_dlse(p.plan, dlse, dq); }) == "");
+  CHECK(std::all_of(spare.begin(), spare.end(), [](float x) { return x == 7.0f; }));
   CHECK(g.untouched());
 }
 

@@ -13,6 +13,23 @@
 
 namespace focus {
 inline namespace FOCUS_ABI {
+namespace detail {
+
+/// The gradient of attention after the checks of its views.
+template <class Arguments>
+void run_attention_backward(const char* function, const Arguments& args,
+                            const pattern_options& pattern, const score_options& score,
+                            const any_executor& exec) {
+  validate(pattern, function);
+  validate(score, function);
+  using A = typename Arguments::accumulator;
+  const attention_shape& s = args.shape;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::run_backward(args, scoring, make_ungated{}, local_pass(resolved, s.n_q), no_pass{}, exec);
+}
+
+}  // namespace detail
 
 /// The gradient of attention (arXiv 2205.14135, section 3 and appendix B.2), with the same pattern
 /// and score. For loss L and dout = dL / dout:
@@ -49,14 +66,33 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   constexpr const char* name = "attention_backward";
   const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::validate(pattern, name);
-  detail::validate(score, name);
-  using A = typename decltype(args)::accumulator;
-  const detail::attention_shape& s = args.shape;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
-  detail::run_backward(args, scoring, detail::make_ungated{}, detail::local_pass(resolved, s.n_q),
-                       detail::no_pass{}, detail::any_executor(exec));
+  detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
+}
+
+/// The same for a loss that depends on lse too, as one over states that are merged does:
+///
+///   delta_i = dout_i . out_i - dlse_i
+///
+/// @param dlse  dL / dlse, [heads, n_q], or an empty view: zeros. What it holds for a row that sees
+///              no key does not count.
+/// @param out, dout  {} for both: all gradients come from dlse
+///
+/// The rest is as above.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V,
+          tensor_like<3> Out = tensor_view<const float, 3>, tensor_like<2> Lse,
+          tensor_like<3> Dout = tensor_view<const float, 3>, tensor_like<2> Dlse,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention_backward";
+  const auto args =
+      detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
 }
 
 }  // namespace FOCUS_ABI

@@ -89,6 +89,18 @@ void run_sparse_backward(const Arguments& args, const routing_plan& plan,
                        cell_pass{&plan, pattern, met_keys_a_row(plan)}, exec);
 }
 
+/// The same after the checks of the views alone.
+template <class Arguments>
+void check_and_run_sparse_backward(const char* function, const Arguments& args,
+                                   const routing_plan& plan, const score_options& score,
+                                   const any_executor& exec) {
+  validate(score, function);
+  check_plan_lengths(plan, args.shape, function);
+  using A = typename Arguments::accumulator;
+  detail::run_sparse_backward(args, plan, detail::resolve(plan, args.shape),
+                              detail::resolve<A>(score, args.shape.head_dim), exec);
+}
+
 }  // namespace detail
 
 /// The gradient of sparse_attention: that of attention_backward over the pairs that `plan` allows.
@@ -122,12 +134,31 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* name = "sparse_attention_backward";
   const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::validate(score, name);
-  detail::check_plan_lengths(plan, args.shape, name);
-  using A = typename decltype(args)::accumulator;
-  detail::run_sparse_backward(args, plan, detail::resolve(plan, args.shape),
-                              detail::resolve<A>(score, args.shape.head_dim),
-                              detail::any_executor(exec));
+  detail::check_and_run_sparse_backward(name, args, plan, score, detail::any_executor(exec));
+}
+
+/// The same for a loss that depends on lse too: delta_i = dout_i . out_i - dlse_i.
+///
+/// @param dlse  dL / dlse, [heads, n_q], or an empty view: zeros. What it holds for a row that sees
+///              no key does not count.
+/// @param out, dout  {} for both: all gradients come from dlse
+///
+/// The rest is as above.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V,
+          tensor_like<3> Out = tensor_view<const float, 3>, tensor_like<2> Lse,
+          tensor_like<3> Dout = tensor_view<const float, 3>, tensor_like<2> Dlse,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing_plan& plan,
+                               const Out& out, const Lse& lse, const Dout& dout, const Dlse& dlse,
+                               Dq&& dq, Dk&& dk, Dv&& dv, const score_options& score = {},
+                               Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention_backward";
+  const auto args =
+      detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::check_and_run_sparse_backward(name, args, plan, score, detail::any_executor(exec));
 }
 
 }  // namespace FOCUS_ABI

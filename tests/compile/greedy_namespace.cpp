@@ -58,6 +58,8 @@ ENGINE_TAKES_ANYTHING(run_sparse_attention)
 ENGINE_TAKES_ANYTHING(run_soft_gate)
 ENGINE_TAKES_ANYTHING(run_backward)
 ENGINE_TAKES_ANYTHING(run_sparse_backward)
+ENGINE_TAKES_ANYTHING(run_attention_backward)
+ENGINE_TAKES_ANYTHING(check_and_run_sparse_backward)
 ENGINE_TAKES_ANYTHING(run_soft_gate_backward)
 ENGINE_TAKES_ANYTHING(run_retained_mass)
 ENGINE_TAKES_ANYTHING(run_centroid_scores)
@@ -113,10 +115,10 @@ int main() {
   const auto output = [&](focus::index_t at) {
     return focus::tensor_view<element, 3>(outputs.data() + at * n * d, {1, n, d});
   };
-  std::vector<float> lse_data(n), scores(n * groups), shares(n * groups, 0.5f), slopes(n * groups),
-      potentials(groups);
-  const focus::matrix_view<float> lse(lse_data.data(), {1, n}), s(scores.data(), {n, groups}),
-      g(shares.data(), {n, groups}), dg(slopes.data(), {n, groups});
+  std::vector<float> lse_data(n), dlse_data(n), scores(n * groups), shares(n * groups, 0.5f),
+      slopes(n * groups), potentials(groups);
+  const focus::matrix_view<float> lse(lse_data.data(), {1, n}), dlse(dlse_data.data(), {1, n}),
+      s(scores.data(), {n, groups}), g(shares.data(), {n, groups}), dg(slopes.data(), {n, groups});
   const engine::executor exec;
 
   const focus::matrix_view<const element> hidden(data.data(), {n, d});
@@ -134,8 +136,12 @@ int main() {
   focus::attention(x, x, x, output(0), focus::full_causal, {}, lse, exec);
   focus::attention_backward(x, x, x, output(0), lse, x, output(1), output(2), output(3),
                             focus::full_causal, {}, exec);
+  focus::attention_backward(x, x, x, output(0), lse, x, dlse, output(1), output(2), output(3),
+                            focus::full_causal, {}, exec);
   focus::sparse_attention(x, x, x, plan, output(0), {}, lse, exec);
   focus::sparse_attention_backward(x, x, x, plan, output(0), lse, x, output(1), output(2),
+                                   output(3), {}, exec);
+  focus::sparse_attention_backward(x, x, x, plan, output(0), lse, x, dlse, output(1), output(2),
                                    output(3), {}, exec);
   focus::soft_gate_attention(x, x, x, g, g, {}, output(0), {}, {}, lse, exec);
   focus::soft_gate_attention_backward(x, x, x, g, g, {}, output(0), lse, x, {}, output(1),

@@ -315,6 +315,13 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
                                          dout.view(), expected.dq.view(), expected.dk.view(),
                                          expected.dv.view(), pattern);
     check(got.close_to(expected), "attention_backward");
+    focus::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(),
+                              dlse.view(), got.dq.view(), got.dk.view(), got.dv.view(), pattern, {},
+                              threads);
+    focus::reference::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(),
+                                         dout.view(), dlse.view(), expected.dq.view(),
+                                         expected.dk.view(), expected.dv.view(), pattern);
+    check(got.close_to(expected), "attention_backward with dlse");
   }
   {
     gradients got, expected;
@@ -327,6 +334,13 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
                                                 lse.view(), dout.view(), expected.dq.view(),
                                                 expected.dk.view(), expected.dv.view());
     check(got.close_to(expected), "sparse_attention_backward");
+    focus::sparse_attention_backward(q.view(), k.view(), v.view(), plan, {}, lse.view(), {},
+                                     dlse.view(), got.dq.view(), got.dk.view(), got.dv.view(), {},
+                                     threads);
+    focus::reference::sparse_attention_backward(q.view(), k.view(), v.view(), plan, {}, lse.view(),
+                                                {}, dlse.view(), expected.dq.view(),
+                                                expected.dk.view(), expected.dv.view());
+    check(got.close_to(expected), "sparse_attention_backward of lse alone");
   }
   for (const auto kind : {focus::gate_kind::score, focus::gate_kind::weight}) {
     gradients got, expected;

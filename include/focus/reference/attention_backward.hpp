@@ -166,6 +166,27 @@ auto gated_pairs(const pair_rule& rule, const gate_options& gate, const matrix_v
   };
 }
 
+/// The gradients of attention and of sparse attention after the checks of their views.
+template <class Arguments>
+void attention_gradients(const char* function, const Arguments& args,
+                         const pattern_options& pattern, const score_options& score) {
+  validate(pattern, function);
+  validate(score, function);
+  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
+  softmax_gradients<double>(args, score, local_pairs<double>(rule),
+                            [](index_t, index_t, double) {});
+}
+template <class Arguments>
+void sparse_attention_gradients(const char* function, const Arguments& args,
+                                const routing_plan& plan, const score_options& score) {
+  validate(score, function);
+  check_plan_lengths(plan, args.shape, function);
+  const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
+  softmax_gradients<double>(args, score,
+                            grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
+                            [](index_t, index_t, double) {});
+}
+
 }  // namespace detail::textbook
 
 namespace reference {
@@ -184,12 +205,24 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   constexpr const char* function = "reference::attention_backward";
   const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::validate(pattern, function);
-  detail::validate(score, function);
-  using namespace detail::textbook;
-  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
-  softmax_gradients<double>(args, score, local_pairs<double>(rule),
-                            [](index_t, index_t, double) {});
+  detail::textbook::attention_gradients(function, args, pattern, score);
+}
+
+/// The same with dlse [heads, n_q]; out and dout may both be {}.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V,
+          tensor_like<3> Out = tensor_view<const float, 3>, tensor_like<2> Lse,
+          tensor_like<3> Dout = tensor_view<const float, 3>, tensor_like<2> Dlse,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::attention_backward";
+  const auto args =
+      detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::textbook::attention_gradients(function, args, pattern, score);
 }
 
 /// The gradient of sparse_attention with the masks and the pattern that `plan` was made of:
@@ -206,13 +239,24 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* function = "reference::sparse_attention_backward";
   const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::validate(score, function);
-  detail::check_plan_lengths(plan, args.shape, function);
-  using namespace detail::textbook;
-  const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
-  softmax_gradients<double>(args, score,
-                            grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
-                            [](index_t, index_t, double) {});
+  detail::textbook::sparse_attention_gradients(function, args, plan, score);
+}
+
+/// The same with dlse [heads, n_q]; out and dout may both be {}.
+template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V,
+          tensor_like<3> Out = tensor_view<const float, 3>, tensor_like<2> Lse,
+          tensor_like<3> Dout = tensor_view<const float, 3>, tensor_like<2> Dlse,
+          mutable_tensor_like<3> Dq = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dk = tensor_view<float, 3>,
+          mutable_tensor_like<3> Dv = tensor_view<float, 3>, class Exec = serial_executor>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing_plan& plan,
+                               const Out& out, const Lse& lse, const Dout& dout, const Dlse& dlse,
+                               Dq&& dq, Dk&& dk, Dv&& dv, const score_options& score = {},
+                               [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention_backward";
+  const auto args =
+      detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::textbook::sparse_attention_gradients(function, args, plan, score);
 }
 
 /// The gradient of soft_gate_attention: arguments as in focus::soft_gate_attention_backward.
