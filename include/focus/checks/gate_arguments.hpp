@@ -84,9 +84,12 @@ assignment_arguments<GQ, GK, DGQ, DGK> check_gate_gradients(
       check_assignments<A>(function, args.shape, query_assignment, key_assignment);
   require_tensor(dquery_assignment, {args.shape.n_q, groups}, true, function, "dquery_assignment");
   require_tensor(dkey_assignment, {args.shape.n_k, groups}, true, function, "dkey_assignment");
-  const named_view g_q{query_assignment, "query_assignment"}, g_k{key_assignment, "key_assignment"};
+  const named_view g_q{query_assignment, "query_assignment"};
+  const named_view g_k{key_assignment, "key_assignment"};
   const named_view dg_q{dquery_assignment, "dquery_assignment"};
-  const named_view dq{args.dq, "dq"}, dk{args.dk, "dk"}, dv{args.dv, "dv"};
+  const named_view dq{args.dq, "dq"};
+  const named_view dk{args.dk, "dk"};
+  const named_view dv{args.dv, "dv"};
   detail::require_apart(function, dq, g_q, g_k);
   detail::require_apart(function, dk, g_q, g_k);
   detail::require_apart(function, dv, g_q, g_k);
@@ -110,7 +113,7 @@ auto check_mass_arguments(const char* function, const tensor_view<const TQ, 3>& 
   const tensor_view<const float, 3> no_values(nullptr, {k.extent(0), k.extent(1), 0});
   backward_arguments<TQ, TK, float, float, float, float, float, float, float, float> args{};
   args.q = q, args.k = k, args.v = no_values;
-  args.shape = check_attention_inputs(function, q, k, no_values);
+  args.shape = detail::check_attention_inputs(function, q, k, no_values);
   return args;
 }
 
