@@ -82,12 +82,13 @@ T narrowed(double x) {
   return focus::scalar_traits<T>::from_accumulator(static_cast<focus::accumulator_t<T>>(x));
 }
 
-/// How a tensor [heads, n, d] lies in memory.
+/// How a tensor [heads, n, d], or a batch of them [batch, heads, n, d], lies in memory.
 enum class layout {
   heads_first,   // dense
-  tokens_first,  // [n, heads, d]
-  padded,        // odd strides: gaps between the rows and between the heads
+  tokens_first,  // [n, heads, d], [batch, n, heads, d]
+  padded,        // odd strides: gaps between the rows, between the heads, and between sequences
   misaligned,    // dense, one element off
+  batch_inside,  // [heads, n, batch, d]; of one sequence dense
 };
 
 /// A tensor with guard elements before, after and in its gaps. All memory starts as bytes 0xff, a
@@ -107,6 +108,11 @@ class guarded_tensor {
       strides_[r - 1] = strides_[r] * extents[r] + (r == rank_size - 1 ? padding : padding + 2);
     if constexpr (Rank == 3)
       if (l == layout::tokens_first) strides_ = {extents[2], extents[0] * extents[2], 1};
+    if constexpr (Rank == 4) {
+      const auto [batch, heads, n, d] = extents;
+      if (l == layout::tokens_first) strides_ = {n * heads * d, d, heads * d, 1};
+      if (l == layout::batch_inside) strides_ = {d, n * batch * d, batch * d, 1};
+    }
     first_ = guard + (l == layout::misaligned ? 1 : 0);
     index_t size = 1;
     for (std::size_t r = 0; r < rank_size; ++r)

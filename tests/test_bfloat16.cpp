@@ -51,8 +51,9 @@ struct dense_call {
     } else {
       const auto args = check_attention_views("attention", in.q, in.k, in.v, out, lse);
       with_operands<decltype(args)>(refuse, [&]<class E>() {
-        run_attention<E>(args, resolve(in.pattern, args.shape.n_q, args.shape.n_k),
-                         resolve<float>(in.score, args.shape.head_dim), any_executor(exec));
+        const attention_call<E> call{resolve(in.pattern, args.shape.n_q, args.shape.n_k),
+                                     resolve<float>(in.score, args.shape.head_dim)};
+        run_call(args, any_executor(exec), call);
       });
     }
   }
@@ -73,8 +74,9 @@ struct sparse_call {
     } else {
       const auto args = check_attention_views("sparse_attention", in.q, in.k, in.v, out, lse);
       with_operands<decltype(args)>(refuse, [&]<class E>() {
-        run_sparse_attention<E>(args, plan, resolve(plan, args.shape),
-                                resolve<float>(in.score, args.shape.head_dim), any_executor(exec));
+        const sparse_attention_call<E> call{std::span(&plan, 1),
+                                            resolve<float>(in.score, args.shape.head_dim)};
+        run_call(args, any_executor(exec), call);
       });
     }
   }

@@ -9,11 +9,31 @@
 #include "focus/config.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
+#include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
+namespace detail {
+
+/// Attention after the checks of its views.
+template <class Arguments>
+void run_attention(const char* function, const Arguments& args, const pattern_options& pattern,
+                   const score_options& score, const any_executor& exec) {
+  validate(pattern, function);
+  validate(score, function);
+  using A = typename Arguments::accumulator;
+  const attention_shape& s = args.shape;
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::with_operands<Arguments>([&]<class E>() {
+    detail::run_call(args, exec, attention_call<E>{resolved, scoring});
+  });
+}
+
+}  // namespace detail
+
 /// Softmax attention over all keys that `pattern` makes visible: dense (the default, causal),
 /// windowed, with sinks.
 ///
@@ -55,16 +75,32 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
                Lse&& lse = {}, Exec&& exec = {}) {
   constexpr const char* name = "attention";
   const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
-  detail::validate(pattern, name);
-  detail::validate(score, name);
-  using A = typename decltype(args)::accumulator;
-  const detail::attention_shape& s = args.shape;
-  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
-  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::run_attention(name, args, pattern, score, detail::any_executor(exec));
+}
 
-  detail::with_operands<decltype(args)>([&]<class E>() {
-    detail::run_attention<E>(args, resolved, scoring, detail::any_executor(exec));
-  });
+/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
+/// as a loop of calls, but threads share out sequences and heads, where a short sequence alone has
+/// little to share.
+///
+/// @param q    [batch, heads, n_q, head_dim], any strides but the last
+/// @param k    [batch, kv_heads, n_k, head_dim]
+/// @param v    [batch, kv_heads, n_k, value_dim]
+/// @param out  [batch, heads, n_q, value_dim]. May not overlap another argument; slices of one
+///             fused buffer may interleave.
+/// @param lse  [batch, heads, n_q] or {}
+///
+/// The rest is as above. Memory: for each thread a packed copy of K and V of one kv head, O(n_k d);
+/// in a batch of fewer than twice as many kv heads as there are threads, that of a call for one
+/// sequence.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, mutable_tensor_like<4> Out,
+          mutable_tensor_like<3> Lse = tensor_view<float, 3>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention(const Q& q, const K& k, const V& v, Out&& out,
+               const pattern_options& pattern = full_causal, const score_options& score = {},
+               Lse&& lse = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention";
+  const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
+  detail::run_attention(name, args, pattern, score, detail::any_executor(exec));
 }
 
 }  // namespace FOCUS_ABI

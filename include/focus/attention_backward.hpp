@@ -95,5 +95,47 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
 }
 
+/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
+/// as a loop of calls, but threads share out sequences and heads.
+///
+/// @param q, dout, ...  [batch, ...], what they are above
+/// @param lse           [batch, heads, n_q]
+///
+/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than twice
+/// as many kv heads as there are threads, that of a call for one sequence.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, tensor_like<4> Out,
+          tensor_like<3> Lse, tensor_like<4> Dout,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention_backward";
+  const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
+                                                     tensor_view<const float, 3>{}, dq, dk, dv);
+  detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
+}
+
+/// The same for a batch of sequences, with dlse [batch, heads, n_q].
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V,
+          tensor_like<4> Out = tensor_view<const float, 4>, tensor_like<3> Lse,
+          tensor_like<4> Dout = tensor_view<const float, 4>, tensor_like<3> Dlse,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "attention_backward";
+  const auto args =
+      detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
+}
+
 }  // namespace FOCUS_ABI
 }  // namespace focus

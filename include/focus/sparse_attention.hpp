@@ -18,6 +18,7 @@
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/passes/cell_order.hpp"
+#include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
 #include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
@@ -28,86 +29,157 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Sparse attention after its checks.
-template <class E, class Arguments>
-void run_sparse_attention(const Arguments& args, const routing_plan& plan,
-                          const resolved_pattern& pattern,
-                          const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
+/// Attention over the cells or lists of a plan, for run_call: local pairs and sinks in token order
+/// first, whose running softmax each row goes on from.
+template <class E>
+class cell_order_run {
   using A = accumulator_t<E>;
-  if (plan.layout() == plan_layout::pair_by_pair)
-    return run_in_token_order<E>(
-        args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
-          attend_pair_by_pair(tile, plan, pattern, first,
-                              [&](const keys_without_shared_group& rules) {
-                                tile.attend(keys, score.softcap, rules);
-                              });
-        });
-  if (plan.tiles().empty()) return run_attention<E>(args, pattern, score, exec);
 
-  const attention_shape& s = args.shape;
-  const bool any_local = pattern.window >= 0 || pattern.sinks > 0;
-  const index_t saved_size = query_tile<E>::saved_size(s.value_dim);
-  const auto slots = static_cast<index_t>(plan.key_slots().size());
-  // All rows are in the first round.
-  const index_t batch =
-      heads_at_once(s, plan.round(0).end - plan.round(0).begin, exec.concurrency());
-  // The keys in token order are done with when those of the cells are packed.
-  scratch_plan scratch, same_scratch;
-  const key_packer<E> local_packer(scratch, batch, any_local ? s.n_k : 0, s.head_dim, s.value_dim);
-  const key_packer<E> cell_packer(same_scratch, batch, slots, s.head_dim, s.value_dim);
-  scratch.cover(same_scratch);
-  const query_tile_layout<E> layout(scratch, exec.concurrency(), s.head_dim, s.value_dim);
-  const scratch_array<A> saved_rows = scratch.add<A>(
-      any_local || plan.rounds() > 1 ? batch * s.queries_per_kv_head() * s.n_q * saved_size : 0);
-  const scratch_memory memory(exec, scratch);
-  const auto saved_row = [&](index_t head, index_t i) {
-    return memory[saved_rows] + (head * s.n_q + i) * saved_size;
+ public:
+  cell_order_run(scratch_plan& scratch, const attention_shape& s, index_t workers,
+                 const routing_plan& plan, const resolved_pattern& pattern,
+                 const resolved_score<A>& score)
+      : plan_(&plan),
+        pattern_(pattern),
+        any_local_(pattern.window >= 0 || pattern.sinks > 0),
+        softcap_(score.softcap),
+        factor_(query_factor(score)),
+        // All rows are in the first round.
+        heads_at_once_(detail::heads_at_once(s, plan.round(0).end - plan.round(0).begin, workers)),
+        packers_(plan_packers(scratch, s)),
+        layout_(scratch, workers, s.head_dim, s.value_dim),
+        n_q_(s.n_q),
+        saved_size_(query_tile<E>::saved_size(s.value_dim)),
+        saved_rows_(
+            scratch.add<A>(any_local_ || plan.rounds() > 1
+                               ? heads_at_once_ * s.queries_per_kv_head() * n_q_ * saved_size_
+                               : 0)) {}
+
+  template <class Arguments>
+  void run(const Arguments& args, const scratch_memory& memory, const any_executor& exec) const {
+    for_each_head_batch(args, heads_at_once_, [&](const Arguments& part) {
+      if (any_local_) run_local(part, memory, exec);
+      packers_.cells.pack(
+          memory, part.k, part.v,
+          [&](index_t slot) { return plan_->key_slots()[static_cast<std::size_t>(slot)]; }, exec);
+      for (index_t round = 0; round < plan_->rounds(); ++round)
+        run_round(part, plan_->round(round), any_local_ || round > 0, memory, exec);
+    });
+  }
+
+ private:
+  struct packers {
+    key_packer<E> local, cells;
   };
-  const A factor = query_factor(score);
+  packers plan_packers(scratch_plan& scratch, const attention_shape& s) const {
+    const auto slots = static_cast<index_t>(plan_->key_slots().size());
+    // The keys in token order are done with when those of the cells are packed.
+    scratch_plan same_scratch = scratch;
+    const key_packer<E> local(scratch, heads_at_once_, any_local_ ? s.n_k : 0, s.head_dim,
+                              s.value_dim);
+    const key_packer<E> cells(same_scratch, heads_at_once_, slots, s.head_dim, s.value_dim);
+    scratch.cover(same_scratch);
+    return {local, cells};
+  }
+  [[nodiscard]] A* saved_row(const scratch_memory& memory, index_t head, index_t i) const noexcept {
+    return memory[saved_rows_] + (head * n_q_ + i) * saved_size_;
+  }
 
-  for_each_head_batch(args, batch, [&](const Arguments& part) {
-    const index_t heads = part.shape.heads;
-    if (any_local) {
-      local_packer.pack_in_token_order(memory, part.k, part.v, exec);
-      for_each_query_tile<E>(
-          heads, s.n_q, exec, [&](index_t head, index_t first, index_t rows, index_t worker) {
-            query_tile<E> tile(memory, layout, worker);
-            tile.begin(rows, factor, [&](index_t r) { return part.q.row(head, first + r); });
-            const packed_keys<E> keys = local_packer.head(memory, head / s.queries_per_kv_head());
-            attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
-            for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(head, first + r));
-          });
+  template <class Arguments>
+  void run_local(const Arguments& part, const scratch_memory& memory,
+                 const any_executor& exec) const {
+    packers_.local.pack_in_token_order(memory, part.k, part.v, exec);
+    for_each_query_tile<E>(
+        part.shape.heads, n_q_, exec,
+        [&](index_t head, index_t first, index_t rows, index_t worker) {
+          query_tile<E> tile(memory, layout_, worker);
+          tile.begin(rows, factor_, [&](index_t r) { return part.q.row(head, first + r); });
+          const packed_keys<E> keys =
+              packers_.local.head(memory, head / part.shape.queries_per_kv_head());
+          attend_local(tile, pattern_, first, [&] { tile.attend(keys, softcap_); });
+          for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(memory, head, first + r));
+        });
+  }
+
+  /// goes_on: rows have a running softmax.
+  template <class Arguments>
+  void run_round(const Arguments& part, task_range tiles, bool goes_on,
+                 const scratch_memory& memory, const any_executor& exec) const {
+    const routing_plan& plan = *plan_;
+    const index_t heads = part.shape.heads, value_dim = part.shape.value_dim;
+    exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
+      const index_t head = task % heads;
+      const row_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
+      const index_t* row = plan.query_order().data() + rows.begin;
+      query_tile<E> tile(memory, layout_, worker);
+      tile.begin(rows.rows, factor_, [&](index_t r) { return part.q.row(head, row[r]); });
+      for (index_t r = 0; r < rows.rows; ++r) {
+        // Where the tile will write, rows apart from one another.
+        if (plan.is_last_tile_of(rows, row[r]))
+          detail::prefetch_row(part.out.row(head, row[r]), value_dim);
+        if (!goes_on) continue;
+        if (r + 4 < rows.rows) prefetch_row(saved_row(memory, head, row[r + 4]), saved_size_);
+        tile.restore_row(r, saved_row(memory, head, row[r]));
+      }
+      const packed_keys<E> keys =
+          packers_.cells.head(memory, head / part.shape.queries_per_kv_head());
+      attend_distant(tile, plan, rows, pattern_,
+                     [&](const auto& rules) { tile.attend(keys, softcap_, rules); });
+      for (index_t r = 0; r < rows.rows; ++r)
+        if (plan.is_last_tile_of(rows, row[r]))
+          detail::write_row(part, tile, r, head, row[r]);
+        else
+          tile.save_row(r, saved_row(memory, head, row[r]));
+    });
+  }
+
+  const routing_plan* plan_;
+  resolved_pattern pattern_;
+  bool any_local_;
+  A softcap_, factor_;
+  // Each plans its part of the scratch memory, in this order.
+  index_t heads_at_once_;
+  packers packers_;
+  query_tile_layout<E> layout_;
+  index_t n_q_, saved_size_;
+  scratch_array<A> saved_rows_;
+};
+
+/// Sparse attention, for run_call. plans: of each sequence.
+template <class E>
+struct sparse_attention_call {
+  std::span<const routing_plan> plans;
+  resolved_score<accumulator_t<E>> score;
+
+  template <class F>
+  void operator()(index_t sequence, scratch_plan& scratch, const attention_shape& shape,
+                  index_t workers, F&& f) const {
+    const routing_plan& plan = plans[static_cast<std::size_t>(sequence)];
+    const resolved_pattern pattern = detail::resolve(plan, shape);
+    if (plan.layout() == plan_layout::pair_by_pair) {
+      const auto walk = [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
+        attend_pair_by_pair(tile, plan, pattern, first,
+                            [&](const keys_without_shared_group& rules) {
+                              tile.attend(keys, score.softcap, rules);
+                            });
+      };
+      f(token_order_run<E, decltype(walk)>(scratch, shape, workers, score, walk));
+    } else if (plan.tiles().empty()) {
+      attention_call<E>{pattern, score}(sequence, scratch, shape, workers, f);
+    } else {
+      f(cell_order_run<E>(scratch, shape, workers, plan, pattern, score));
     }
-    cell_packer.pack(
-        memory, part.k, part.v,
-        [&](index_t slot) { return plan.key_slots()[static_cast<std::size_t>(slot)]; }, exec);
-    for (index_t round = 0; round < plan.rounds(); ++round) {
-      const task_range tiles = plan.round(round);
-      const bool goes_on = any_local || round > 0;
-      exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
-        const index_t head = task % heads;
-        const row_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
-        const index_t* row = plan.query_order().data() + rows.begin;
-        query_tile<E> tile(memory, layout, worker);
-        tile.begin(rows.rows, factor, [&](index_t r) { return part.q.row(head, row[r]); });
-        for (index_t r = 0; r < rows.rows; ++r) {
-          // Where the tile will write, rows apart from one another.
-          if (plan.is_last_tile_of(rows, row[r]))
-            detail::prefetch_row(part.out.row(head, row[r]), s.value_dim);
-          if (!goes_on) continue;
-          if (r + 4 < rows.rows) prefetch_row(saved_row(head, row[r + 4]), saved_size);
-          tile.restore_row(r, saved_row(head, row[r]));
-        }
-        const packed_keys<E> keys = cell_packer.head(memory, head / s.queries_per_kv_head());
-        attend_distant(tile, plan, rows, pattern,
-                       [&](const auto& rules) { tile.attend(keys, score.softcap, rules); });
-        for (index_t r = 0; r < rows.rows; ++r)
-          if (plan.is_last_tile_of(rows, row[r]))
-            detail::write_row(part, tile, r, head, row[r]);
-          else
-            tile.save_row(r, saved_row(head, row[r]));
-      });
-    }
+  }
+};
+
+/// Sparse attention after its checks.
+template <class Arguments>
+void run_sparse_attention(const Arguments& args, std::span<const routing_plan> plans,
+                          const score_options& score, const any_executor& exec) {
+  using A = typename Arguments::accumulator;
+  const auto scoring = detail::resolve<A>(score, args.shape.head_dim);
+  detail::with_operands<Arguments>([&]<class E>() {
+    detail::run_call(args, exec, sparse_attention_call<E>{plans, scoring});
   });
 }
 
@@ -145,12 +217,37 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
   const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
   detail::validate(score, name);
   detail::check_plan_lengths(plan, args.shape, name);
-  using A = typename decltype(args)::accumulator;
-  detail::with_operands<decltype(args)>([&]<class E>() {
-    detail::run_sparse_attention<E>(args, plan, detail::resolve(plan, args.shape),
-                                    detail::resolve<A>(score, args.shape.head_dim),
-                                    detail::any_executor(exec));
-  });
+  detail::run_sparse_attention(args, std::span(&plan, 1), score, detail::any_executor(exec));
+}
+
+/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
+/// as a loop of calls, but threads share out sequences and heads, where a short sequence alone has
+/// little to share.
+///
+/// @param q     [batch, heads, n_q, head_dim], any strides but the last
+/// @param k     [batch, kv_heads, n_k, head_dim]
+/// @param v     [batch, kv_heads, n_k, value_dim]
+/// @param plans batch of them (std::span, std::vector, std::array, ...), that of each sequence;
+///              each made for n_q and n_k
+/// @param out   [batch, heads, n_q, value_dim]. May not overlap another argument; slices of one
+///              fused buffer may interleave.
+/// @param lse   [batch, heads, n_q] or {}
+///
+/// The rest is as above. Memory: for each thread that of one kv head, of the sequence that needs
+/// most; in a batch of fewer than twice as many kv heads as there are threads, that of a call for
+/// one sequence.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          mutable_tensor_like<4> Out, mutable_tensor_like<3> Lse = tensor_view<float, 3>,
+          class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention(const Q& q, const K& k, const V& v, const Plans& plans, Out&& out,
+                      const score_options& score = {}, Lse&& lse = {}, Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention";
+  const auto args = detail::check_attention_arguments(name, q, k, v, out, lse);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, name);
+  detail::check_plans(plan_span, args.q.extent(0), args.shape, name);
+  detail::run_sparse_attention(args, plan_span, score, detail::any_executor(exec));
 }
 
 }  // namespace FOCUS_ABI

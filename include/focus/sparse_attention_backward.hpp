@@ -2,7 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
+#include <cstddef>
+#include <span>
 #include <type_traits>
 
 #include "focus/checks/attention_arguments.hpp"
@@ -14,6 +15,8 @@
 #include "focus/parallel.hpp"
 #include "focus/passes/backward.hpp"
 #include "focus/passes/cell_order.hpp"
+#include "focus/passes/sequences.hpp"
+#include "focus/passes/token_order.hpp"
 #include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
 #include "focus/tensor_view.hpp"
@@ -66,39 +69,43 @@ inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
   return pairs / (std::max<index_t>)(plan.query_count(), 1);
 }
 
-/// The gradient of sparse attention after the checks.
-template <class Arguments, class A>
-void run_sparse_backward(const Arguments& args, const routing_plan& plan,
-                         const resolved_pattern& pattern, const resolved_score<A>& score,
-                         const any_executor& exec) {
-  const attention_shape& s = args.shape;
-  if (plan.layout() == plan_layout::pair_by_pair)
-    return detail::run_backward(args, score, make_ungated{},
-                                token_order_pass{{s.n_q},
-                                                 s.n_k,
-                                                 pattern.visible_end(s.n_q / 2),
-                                                 [&](auto& tile, index_t first, auto&& attend) {
-                                                   attend_pair_by_pair(tile, plan, pattern, first,
-                                                                       attend);
-                                                 }},
-                                no_pass{}, exec);
-  if (plan.tiles().empty())
-    return detail::run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q), no_pass{},
-                                exec);
-  detail::run_backward(args, score, make_ungated{}, local_pass(pattern, s.n_q),
-                       cell_pass{&plan, pattern, met_keys_a_row(plan)}, exec);
-}
+/// The gradient of sparse attention, for run_call. plans: of each sequence.
+template <class A>
+struct sparse_backward_call {
+  std::span<const routing_plan> plans;
+  backward_options<A, make_ungated> options;
 
-/// The same after the checks of the views alone.
+  template <class F>
+  void operator()(index_t sequence, scratch_plan& scratch, const attention_shape& part,
+                  index_t workers, F&& f) const {
+    const routing_plan& plan = plans[static_cast<std::size_t>(sequence)];
+    const resolved_pattern pattern = detail::resolve(plan, part);
+    const auto with_passes = [&](const auto& first_pass, const auto& second_pass) {
+      options.plan(scratch, part, workers, first_pass, second_pass, f);
+    };
+    if (plan.layout() == plan_layout::pair_by_pair)
+      with_passes(token_order_pass{{part.n_q},
+                                   part.n_k,
+                                   pattern.visible_end(part.n_q / 2),
+                                   [&](auto& tile, index_t first, auto&& attend) {
+                                     attend_pair_by_pair(tile, plan, pattern, first, attend);
+                                   }},
+                  no_pass{});
+    else if (plan.tiles().empty())
+      with_passes(local_pass(pattern, part.n_q), no_pass{});
+    else
+      with_passes(local_pass(pattern, part.n_q), cell_pass{&plan, pattern, met_keys_a_row(plan)});
+  }
+};
+
+/// The gradient of sparse attention after its checks.
 template <class Arguments>
-void check_and_run_sparse_backward(const char* function, const Arguments& args,
-                                   const routing_plan& plan, const score_options& score,
-                                   const any_executor& exec) {
-  validate(score, function);
-  check_plan_lengths(plan, args.shape, function);
+void run_sparse_backward(const Arguments& args, std::span<const routing_plan> plans,
+                         const score_options& score, const any_executor& exec) {
   using A = typename Arguments::accumulator;
-  detail::run_sparse_backward(args, plan, detail::resolve(plan, args.shape),
-                              detail::resolve<A>(score, args.shape.head_dim), exec);
+  const auto scoring = detail::resolve<A>(score, args.shape.head_dim);
+  const sparse_backward_call<A> call{plans, {args.shape, scoring, detail::wanted_of(args), {}}};
+  detail::run_call(args, exec, call);
 }
 
 }  // namespace detail
@@ -134,7 +141,9 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* name = "sparse_attention_backward";
   const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::check_and_run_sparse_backward(name, args, plan, score, detail::any_executor(exec));
+  detail::validate(score, name);
+  detail::check_plan_lengths(plan, args.shape, name);
+  detail::run_sparse_backward(args, std::span(&plan, 1), score, detail::any_executor(exec));
 }
 
 /// The same for a loss that depends on lse too: delta_i = dout_i . out_i - dlse_i.
@@ -158,7 +167,57 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* name = "sparse_attention_backward";
   const auto args =
       detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
-  detail::check_and_run_sparse_backward(name, args, plan, score, detail::any_executor(exec));
+  detail::validate(score, name);
+  detail::check_plan_lengths(plan, args.shape, name);
+  detail::run_sparse_backward(args, std::span(&plan, 1), score, detail::any_executor(exec));
+}
+
+/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
+/// as a loop of calls, but threads share out sequences and heads.
+///
+/// @param q, dout, ...  [batch, ...], what they are above
+/// @param plans         batch of them, that of each sequence
+/// @param lse           [batch, heads, n_q]
+///
+/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than twice
+/// as many kv heads as there are threads, that of a call for one sequence.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          tensor_like<4> Out, tensor_like<3> Lse, tensor_like<4> Dout,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const Plans& plans,
+                               const Out& out, const Lse& lse, const Dout& dout, Dq&& dq, Dk&& dk,
+                               Dv&& dv, const score_options& score = {}, Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention_backward";
+  const auto args = detail::check_backward_arguments(name, false, q, k, v, out, lse, dout,
+                                                     tensor_view<const float, 3>{}, dq, dk, dv);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, name);
+  detail::check_plans(plan_span, args.q.extent(0), args.shape, name);
+  detail::run_sparse_backward(args, plan_span, score, detail::any_executor(exec));
+}
+
+/// The same for a batch of sequences, with dlse [batch, heads, n_q].
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          tensor_like<4> Out = tensor_view<const float, 4>, tensor_like<3> Lse,
+          tensor_like<4> Dout = tensor_view<const float, 4>, tensor_like<3> Dlse,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+requires executor<std::remove_reference_t<Exec>>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const Plans& plans,
+                               const Out& out, const Lse& lse, const Dout& dout, const Dlse& dlse,
+                               Dq&& dq, Dk&& dk, Dv&& dv, const score_options& score = {},
+                               Exec&& exec = {}) {
+  constexpr const char* name = "sparse_attention_backward";
+  const auto args =
+      detail::check_backward_arguments(name, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, name);
+  detail::check_plans(plan_span, args.q.extent(0), args.shape, name);
+  detail::run_sparse_backward(args, plan_span, score, detail::any_executor(exec));
 }
 
 }  // namespace FOCUS_ABI

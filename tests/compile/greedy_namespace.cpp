@@ -2,6 +2,7 @@
 // calls inside the library would be ambiguous, or go there.
 #include <cstdint>
 #include <cstdio>
+#include <type_traits>
 #include <vector>
 
 #include <focus/focus.hpp>
@@ -53,13 +54,18 @@ ENGINE_TAKES_ANYTHING(span_view)
 ENGINE_TAKES_ANYTHING(write_row)
 ENGINE_TAKES_ANYTHING(write_rows)
 ENGINE_TAKES_ANYTHING(run_attention)
-ENGINE_TAKES_ANYTHING(run_in_token_order)
 ENGINE_TAKES_ANYTHING(run_sparse_attention)
 ENGINE_TAKES_ANYTHING(run_soft_gate)
 ENGINE_TAKES_ANYTHING(run_backward)
 ENGINE_TAKES_ANYTHING(run_sparse_backward)
 ENGINE_TAKES_ANYTHING(run_attention_backward)
-ENGINE_TAKES_ANYTHING(check_and_run_sparse_backward)
+ENGINE_TAKES_ANYTHING(run_call)
+ENGINE_TAKES_ANYTHING(run_batch)
+ENGINE_TAKES_ANYTHING(sequence_slice)
+ENGINE_TAKES_ANYTHING(shape_beside)
+ENGINE_TAKES_ANYTHING(for_each_sequence)
+ENGINE_TAKES_ANYTHING(check_attention_inputs)
+ENGINE_TAKES_ANYTHING(wanted_of)
 ENGINE_TAKES_ANYTHING(run_soft_gate_backward)
 ENGINE_TAKES_ANYTHING(run_retained_mass)
 ENGINE_TAKES_ANYTHING(run_centroid_scores)
@@ -143,6 +149,23 @@ int main() {
                                    output(3), {}, exec);
   focus::sparse_attention_backward(x, x, x, plan, output(0), lse, x, dlse, output(1), output(2),
                                    output(3), {}, exec);
+  // A batch of one sequence.
+  const auto batch = [](const auto& view) {
+    using stored = typename std::remove_cvref_t<decltype(view)>::element_type;
+    return focus::tensor_view<stored, 4>(view.data(), {1, 1, n, d});
+  };
+  const auto b = batch(x);
+  const focus::tensor_view<float, 3> batch_lse(lse.data(), {1, 1, n});
+  const std::vector<focus::routing_plan> plans{plan};
+  focus::attention(b, b, b, batch(output(0)), focus::full_causal, {}, batch_lse, exec);
+  focus::attention_backward(b, b, b, batch(output(0)), batch_lse, b, batch(output(1)), {}, {},
+                            focus::full_causal, {}, exec);
+  focus::sparse_attention(b, b, b, plans, batch(output(0)), {}, batch_lse, exec);
+  focus::sparse_attention_backward(b, b, b, plans, batch(output(0)), batch_lse, b, batch_lse,
+                                   batch(output(1)), {}, {}, {}, exec);
+  focus::reference::sparse_attention(b, b, b, plans, batch(output(0)));
+  focus::reference::attention_backward(b, b, b, batch(output(0)), batch_lse, b, batch(output(1)),
+                                       {}, {});
   focus::soft_gate_attention(x, x, x, g, g, {}, output(0), {}, {}, lse, exec);
   focus::soft_gate_attention_backward(x, x, x, g, g, {}, output(0), lse, x, {}, output(1),
                                       output(2), output(3), dg, {}, {}, {}, exec);

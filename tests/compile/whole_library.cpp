@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -365,6 +366,49 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   check(std::abs(loss) < 1e-5, "retained_mass_loss");
 }
 
+/// Batches of two sequences of half the tokens each.
+void check_batches(const std::vector<focus::group_mask>& masks) {
+  constexpr index_t half = tokens / 2;
+  tensor<4> q({2, heads, half, head_dim}), k({2, kv_heads, half, head_dim}),
+      v({2, kv_heads, half, value_dim}), dout({2, heads, half, value_dim}),
+      out({2, heads, half, value_dim}, false), expected_out({2, heads, half, value_dim}, false),
+      dq({2, heads, half, head_dim}, false), expected_dq({2, heads, half, head_dim}, false),
+      dk({2, kv_heads, half, head_dim}, false), expected_dk({2, kv_heads, half, head_dim}, false),
+      dv({2, kv_heads, half, value_dim}, false), expected_dv({2, kv_heads, half, value_dim}, false);
+  tensor<3> lse({2, heads, half}, false), expected_lse({2, heads, half}, false),
+      dlse({2, heads, half});
+  const focus::pattern_options pattern{.window = 9, .sink_tokens = 2};
+  const auto all_masks = std::span(masks);
+  const std::array plans{focus::make_routing_plan(all_masks.first(half), pattern),
+                         focus::make_routing_plan(all_masks.last(half), pattern)};
+  const auto check_all = [&](const char* what) {
+    check(out.close_to(expected_out) && lse.close_to(expected_lse) && dq.close_to(expected_dq) &&
+              dk.close_to(expected_dk) && dv.close_to(expected_dv),
+          what);
+  };
+
+  focus::attention(q.view(), k.view(), v.view(), out.view(), pattern, {}, lse.view(), threads);
+  focus::reference::attention(q.view(), k.view(), v.view(), expected_out.view(), pattern, {},
+                              expected_lse.view());
+  focus::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(),
+                            dq.view(), dk.view(), dv.view(), pattern, {}, threads);
+  focus::reference::attention_backward(q.view(), k.view(), v.view(), out.view(), lse.view(),
+                                       dout.view(), expected_dq.view(), expected_dk.view(),
+                                       expected_dv.view(), pattern);
+  check_all("attention of a batch");
+
+  focus::sparse_attention(q.view(), k.view(), v.view(), plans, out.view(), {}, lse.view(), threads);
+  focus::reference::sparse_attention(q.view(), k.view(), v.view(), plans, expected_out.view(), {},
+                                     expected_lse.view());
+  focus::sparse_attention_backward(q.view(), k.view(), v.view(), plans, out.view(), lse.view(),
+                                   dout.view(), dlse.view(), dq.view(), dk.view(), dv.view(), {},
+                                   threads);
+  focus::reference::sparse_attention_backward(
+      q.view(), k.view(), v.view(), plans, out.view(), lse.view(), dout.view(), dlse.view(),
+      expected_dq.view(), expected_dk.view(), expected_dv.view());
+  check_all("sparse_attention of a batch, with dlse");
+}
+
 void check_bad_argument() {
   tensor<3> q({heads, tokens, head_dim}), out({heads, tokens, head_dim}, false);
   const auto misuse = [&] {
@@ -392,6 +436,7 @@ int main() {
   check_by_hand();
   check_bfloat16(masks);
   check_gradients(masks, assignment);
+  check_batches(masks);
   check_bad_argument();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

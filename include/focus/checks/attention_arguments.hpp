@@ -2,7 +2,9 @@
 // written.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <string>
 
 #include "focus/checks/overlap.hpp"
@@ -15,7 +17,7 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// The extents of one attention call.
+/// The extents of one attention call, or of each sequence of a batch.
 struct attention_shape {
   index_t heads = 0, kv_heads = 0;
   index_t n_q = 0, n_k = 0;
@@ -24,6 +26,13 @@ struct attention_shape {
   /// Query head h reads kv head h / queries_per_kv_head().
   [[nodiscard]] constexpr index_t queries_per_kv_head() const noexcept {
     return kv_heads > 0 ? heads / kv_heads : 1;
+  }
+  /// The same for some kv heads and the query heads that read them.
+  [[nodiscard]] constexpr attention_shape of_kv_heads(index_t count) const noexcept {
+    attention_shape part = *this;
+    part.heads = count * queries_per_kv_head();
+    part.kv_heads = count;
+    return part;
   }
 };
 
@@ -37,9 +46,22 @@ tensor_view<T, Rank> heads_slice(const tensor_view<T, Rank>& view, index_t first
   return {data, extents, view.strides()};
 }
 
-/// Views of Q, K, V, out and lse after their checks, as the kernels take them.
-template <scalar TQ, scalar TK, scalar TV, scalar TOut, std::floating_point TLse>
+/// The tensor of sequence `b` of a batch of them; of one that has no data the extents.
+template <class T, int Rank>
+tensor_view<T, Rank - 1> sequence_slice(const tensor_view<T, Rank>& view, index_t b) {
+  std::array<index_t, static_cast<std::size_t>(Rank - 1)> extents, strides;
+  for (int r = 1; r < Rank; ++r) {
+    extents[static_cast<std::size_t>(r - 1)] = view.extent(r);
+    strides[static_cast<std::size_t>(r - 1)] = view.stride(r);
+  }
+  return {view.data() == nullptr ? nullptr : view.data() + b * view.stride(0), extents, strides};
+}
+
+/// Views of Q, K, V, out and lse after their checks, as the kernels take them. Rank: of Q, 3, or 4
+/// for a batch of sequences.
+template <scalar TQ, scalar TK, scalar TV, scalar TOut, std::floating_point TLse, int Rank = 3>
 struct attention_arguments {
+  static constexpr int rank = Rank;
   using accumulator = accumulator_t<TQ>;
   static_assert(std::same_as<accumulator, accumulator_t<TK>> &&
                     std::same_as<accumulator, accumulator_t<TV>> &&
@@ -50,17 +72,25 @@ struct attention_arguments {
   static constexpr bool all_bfloat16 = std::same_as<accumulator, float> && is_bfloat16<TQ> &&
                                        is_bfloat16<TK> && is_bfloat16<TV> && is_bfloat16<TOut>;
 
-  tensor_view<const TQ, 3> q;
-  tensor_view<const TK, 3> k;
-  tensor_view<const TV, 3> v;
-  tensor_view<TOut, 3> out;
-  matrix_view<TLse> lse;  // empty: not wanted
+  tensor_view<const TQ, Rank> q;
+  tensor_view<const TK, Rank> k;
+  tensor_view<const TV, Rank> v;
+  tensor_view<TOut, Rank> out;
+  tensor_view<TLse, Rank - 1> lse;  // empty: not wanted
   attention_shape shape;
 
   [[nodiscard]] constexpr bool wants_lse() const noexcept { return lse.data() != nullptr; }
 
+  /// The arguments of sequence b.
+  [[nodiscard]] attention_arguments<TQ, TK, TV, TOut, TLse> sequence(index_t b) const
+      requires(Rank == 4) {
+    return {detail::sequence_slice(q, b),   detail::sequence_slice(k, b),
+            detail::sequence_slice(v, b),   detail::sequence_slice(out, b),
+            detail::sequence_slice(lse, b), shape};
+  }
   /// The same for kv heads [first, first + count) and the query heads that read them.
-  [[nodiscard]] attention_arguments heads_of(index_t first, index_t count) const {
+  [[nodiscard]] attention_arguments heads_of(index_t first, index_t count) const
+      requires(Rank == 3) {
     attention_arguments part = *this;
     const index_t group = shape.queries_per_kv_head();
     part.q = heads_slice(q, first * group, count * group);
@@ -68,22 +98,41 @@ struct attention_arguments {
     part.v = heads_slice(v, first, count);
     part.out = heads_slice(out, first * group, count * group);
     part.lse = heads_slice(lse, first * group, count * group);
-    part.shape.heads = count * group;
-    part.shape.kv_heads = count;
+    part.shape = shape.of_kv_heads(count);
     return part;
   }
 };
 
+/// f(arguments of a sequence, its number), for each in turn.
+template <class Arguments, class F>
+void for_each_sequence(const Arguments& args, F&& f) {
+  if constexpr (Arguments::rank == 4)
+    for (index_t b = 0; b < args.q.extent(0); ++b) f(args.sequence(b), b);
+  else
+    f(args, index_t{0});
+}
+
+/// The shape that a tensor must have beside Q: {extents...}, and where Q is a batch of sequences,
+/// their number before that.
+template <class TQ, int Rank, class... Extents>
+auto shape_beside(const tensor_view<const TQ, Rank>& q, Extents... extents) {
+  static_assert(Rank == 3 || Rank == 4);
+  if constexpr (Rank == 4)
+    return std::array{q.extent(0), extents...};
+  else
+    return std::array{extents...};
+}
+
 /// Checks the shapes of Q, K and V and that they have data; returns what they say.
-template <class TQ, class TK, class TV>
-attention_shape check_attention_inputs(const char* function, const tensor_view<const TQ, 3>& q,
-                                       const tensor_view<const TK, 3>& k,
-                                       const tensor_view<const TV, 3>& v) {
+template <class TQ, class TK, class TV, int Rank>
+attention_shape check_attention_inputs(const char* function, const tensor_view<const TQ, Rank>& q,
+                                       const tensor_view<const TK, Rank>& k,
+                                       const tensor_view<const TV, Rank>& v) {
   attention_shape s;
-  s.heads = q.extent(0), s.n_q = q.extent(1), s.head_dim = q.extent(2);
-  s.kv_heads = k.extent(0), s.n_k = k.extent(1), s.value_dim = v.extent(2);
-  require_shape(k, {s.kv_heads, s.n_k, s.head_dim}, function, "k");
-  require_shape(v, {s.kv_heads, s.n_k, s.value_dim}, function, "v");
+  s.heads = q.extent(Rank - 3), s.n_q = q.extent(Rank - 2), s.head_dim = q.extent(Rank - 1);
+  s.kv_heads = k.extent(Rank - 3), s.n_k = k.extent(Rank - 2), s.value_dim = v.extent(Rank - 1);
+  detail::require_shape(k, detail::shape_beside(q, s.kv_heads, s.n_k, s.head_dim), function, "k");
+  detail::require_shape(v, detail::shape_beside(q, s.kv_heads, s.n_k, s.value_dim), function, "v");
   if (s.kv_heads == 0 ? s.heads != 0 : s.heads % s.kv_heads != 0)
     fail_argument(
         function, "q",
@@ -96,19 +145,20 @@ attention_shape check_attention_inputs(const char* function, const tensor_view<c
 }
 
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
-template <class TQ, class TK, class TV, class TOut, class TLse>
-auto check_attention_views(const char* function, const tensor_view<const TQ, 3>& q,
-                           const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
-                           const tensor_view<TOut, 3>& out, const matrix_view<TLse>& lse) {
-  const attention_shape s = check_attention_inputs(function, q, k, v);
-  require_shape(out, {s.heads, s.n_q, s.value_dim}, function, "out");
+template <class TQ, class TK, class TV, class TOut, class TLse, int Rank>
+auto check_attention_views(const char* function, const tensor_view<const TQ, Rank>& q,
+                           const tensor_view<const TK, Rank>& k,
+                           const tensor_view<const TV, Rank>& v, const tensor_view<TOut, Rank>& out,
+                           const tensor_view<TLse, Rank - 1>& lse) {
+  const attention_shape s = detail::check_attention_inputs(function, q, k, v);
+  detail::require_shape(out, detail::shape_beside(q, s.heads, s.n_q, s.value_dim), function, "out");
   require_data(out, function, "out");
   require_distinct_elements(out, "out", function);
   require_disjoint(out, "out", q, "q", function);
   require_disjoint(out, "out", k, "k", function);
   require_disjoint(out, "out", v, "v", function);
   if (lse.data() != nullptr || !lse.empty()) {
-    require_shape(lse, {s.heads, s.n_q}, function, "lse");
+    detail::require_shape(lse, detail::shape_beside(q, s.heads, s.n_q), function, "lse");
     require_data(lse, function, "lse");
     require_distinct_elements(lse, "lse", function);
     require_disjoint(lse, "lse", q, "q", function);
@@ -116,7 +166,7 @@ auto check_attention_views(const char* function, const tensor_view<const TQ, 3>&
     require_disjoint(lse, "lse", v, "v", function);
     require_disjoint(lse, "lse", out, "out", function);
   }
-  return attention_arguments<TQ, TK, TV, TOut, TLse>{q, k, v, out, lse, s};
+  return attention_arguments<TQ, TK, TV, TOut, TLse, Rank>{q, k, v, out, lse, s};
 }
 
 /// The same for tensors of whatever type: all behind it depends on the types of their elements

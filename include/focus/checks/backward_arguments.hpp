@@ -17,26 +17,44 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Views of the arguments of a backward pass after their checks.
+/// Views of the arguments of a backward pass after their checks. Rank: of Q, 3, or 4 for a batch of
+/// sequences.
 template <scalar TQ, scalar TK, scalar TV, scalar TOut, scalar TDout, std::floating_point TLse,
-          std::floating_point TDlse, scalar TDq, scalar TDk, scalar TDv>
+          std::floating_point TDlse, scalar TDq, scalar TDk, scalar TDv, int Rank = 3>
 struct backward_arguments {
+  static constexpr int rank = Rank;
   using accumulator = accumulator_t<TQ>;
 
-  tensor_view<const TQ, 3> q;
-  tensor_view<const TK, 3> k;
-  tensor_view<const TV, 3> v;
-  tensor_view<const TOut, 3> out;
-  matrix_view<const TLse> lse;
-  tensor_view<const TDout, 3> dout;  // the last four: not wanted, or zeros, where they are null
-  matrix_view<const TDlse> dlse;
-  tensor_view<TDq, 3> dq;
-  tensor_view<TDk, 3> dk;
-  tensor_view<TDv, 3> dv;
+  tensor_view<const TQ, Rank> q;
+  tensor_view<const TK, Rank> k;
+  tensor_view<const TV, Rank> v;
+  tensor_view<const TOut, Rank> out;
+  tensor_view<const TLse, Rank - 1> lse;
+  tensor_view<const TDout, Rank> dout;  // the last four: not wanted, or zeros, where they are null
+  tensor_view<const TDlse, Rank - 1> dlse;
+  tensor_view<TDq, Rank> dq;
+  tensor_view<TDk, Rank> dk;
+  tensor_view<TDv, Rank> dv;
   attention_shape shape;
 
+  /// The arguments of sequence b.
+  [[nodiscard]] backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv> sequence(
+      index_t b) const requires(Rank == 4) {
+    return {detail::sequence_slice(q, b),
+            detail::sequence_slice(k, b),
+            detail::sequence_slice(v, b),
+            detail::sequence_slice(out, b),
+            detail::sequence_slice(lse, b),
+            detail::sequence_slice(dout, b),
+            detail::sequence_slice(dlse, b),
+            detail::sequence_slice(dq, b),
+            detail::sequence_slice(dk, b),
+            detail::sequence_slice(dv, b),
+            shape};
+  }
   /// The same for kv heads [first, first + count) and the query heads that read them.
-  [[nodiscard]] backward_arguments heads_of(index_t first, index_t count) const {
+  [[nodiscard]] backward_arguments heads_of(index_t first, index_t count) const
+      requires(Rank == 3) {
     backward_arguments part = *this;
     const index_t group = shape.queries_per_kv_head();
     const index_t first_head = first * group, heads = count * group;
@@ -50,8 +68,7 @@ struct backward_arguments {
     part.dq = heads_slice(dq, first_head, heads);
     part.dk = heads_slice(dk, first, count);
     part.dv = heads_slice(dv, first, count);
-    part.shape.heads = heads;
-    part.shape.kv_heads = count;
+    part.shape = shape.of_kv_heads(count);
     return part;
   }
 };
@@ -87,28 +104,36 @@ void require_tensor(
 /// Checks shapes, null pointers and overlap; throws invalid_argument with the argument's name.
 /// only_lse: out and dout may both be left out.
 template <class TQ, class TK, class TV, class TOut, class TLse, class TDout, class TDlse, class TDq,
-          class TDk, class TDv>
-auto check_backward_views(const char* function, bool only_lse, const tensor_view<const TQ, 3>& q,
-                          const tensor_view<const TK, 3>& k, const tensor_view<const TV, 3>& v,
-                          const tensor_view<const TOut, 3>& out, const matrix_view<const TLse>& lse,
-                          const tensor_view<const TDout, 3>& dout,
-                          const matrix_view<const TDlse>& dlse, const tensor_view<TDq, 3>& dq,
-                          const tensor_view<TDk, 3>& dk, const tensor_view<TDv, 3>& dv) {
-  const attention_shape s = check_attention_inputs(function, q, k, v);
+          class TDk, class TDv, int Rank>
+auto check_backward_views(const char* function, bool only_lse, const tensor_view<const TQ, Rank>& q,
+                          const tensor_view<const TK, Rank>& k,
+                          const tensor_view<const TV, Rank>& v,
+                          const tensor_view<const TOut, Rank>& out,
+                          const tensor_view<const TLse, Rank - 1>& lse,
+                          const tensor_view<const TDout, Rank>& dout,
+                          const tensor_view<const TDlse, Rank - 1>& dlse,
+                          const tensor_view<TDq, Rank>& dq, const tensor_view<TDk, Rank>& dk,
+                          const tensor_view<TDv, Rank>& dv) {
+  const attention_shape s = detail::check_attention_inputs(function, q, k, v);
+  const auto require_extents = [&](const auto& view, bool optional, const char* name,
+                                   auto... extents) {
+    detail::require_tensor(view, detail::shape_beside(q, extents...), optional, function, name);
+  };
   only_lse = only_lse && !detail::is_given(dout);
-  require_tensor(out, {s.heads, s.n_q, s.value_dim}, only_lse, function, "out");
-  require_tensor(lse, {s.heads, s.n_q}, false, function, "lse");
-  require_tensor(dout, {s.heads, s.n_q, s.value_dim}, only_lse, function, "dout");
-  require_tensor(dlse, {s.heads, s.n_q}, true, function, "dlse");
-  require_tensor(dq, {s.heads, s.n_q, s.head_dim}, true, function, "dq");
-  require_tensor(dk, {s.kv_heads, s.n_k, s.head_dim}, true, function, "dk");
-  require_tensor(dv, {s.kv_heads, s.n_k, s.value_dim}, true, function, "dv");
+  require_extents(out, only_lse, "out", s.heads, s.n_q, s.value_dim);
+  require_extents(lse, false, "lse", s.heads, s.n_q);
+  require_extents(dout, only_lse, "dout", s.heads, s.n_q, s.value_dim);
+  require_extents(dlse, true, "dlse", s.heads, s.n_q);
+  require_extents(dq, true, "dq", s.heads, s.n_q, s.head_dim);
+  require_extents(dk, true, "dk", s.kv_heads, s.n_k, s.head_dim);
+  require_extents(dv, true, "dv", s.kv_heads, s.n_k, s.value_dim);
   const auto apart_from_inputs = [&](const auto& view, const auto&... others) {
     detail::require_apart(function, view, named_view{q, "q"}, named_view{k, "k"},
                           named_view{v, "v"}, named_view{out, "out"}, named_view{lse, "lse"},
                           named_view{dout, "dout"}, named_view{dlse, "dlse"}, others...);
   };
-  const named_view dq_named{dq, "dq"}, dk_named{dk, "dk"};
+  const named_view dq_named{dq, "dq"};  // one declaration each: the types may differ
+  const named_view dk_named{dk, "dk"};
   apart_from_inputs(dq_named);
   apart_from_inputs(dk_named, dq_named);
   apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
@@ -120,7 +145,7 @@ auto check_backward_views(const char* function, bool only_lse, const tensor_view
   static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<TOut>, float> &&
                                             std::same_as<accumulator_t<TDout>, float>),
                 "focus: out and dout may be double only when q, k and v are double.");
-  return backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv>{
+  return backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv, Rank>{
       q, k, v, out, lse, dout, dlse, dq, dk, dv, s};
 }
 

@@ -1,6 +1,8 @@
 // Whether a plan was made for the lengths at hand.
 #pragma once
 
+#include <cstddef>
+#include <span>
 #include <string>
 
 #include "focus/checks/attention_arguments.hpp"
@@ -13,12 +15,22 @@ inline namespace FOCUS_ABI {
 namespace detail {
 
 inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
-                               const char* function) {
+                               const char* function, const char* argument = "plan",
+                               const std::string& element = {}) {
   if (plan.query_count() == s.n_q && plan.key_count() == s.n_k) return;
-  fail_argument(function, "plan",
-                "one for n_q = " + std::to_string(s.n_q) + ", n_k = " + std::to_string(s.n_k),
-                "n_q = " + std::to_string(plan.query_count()) +
-                    ", n_k = " + std::to_string(plan.key_count()));
+  const auto lengths = [&](index_t n_q, index_t n_k) {
+    return element + "n_q = " + std::to_string(n_q) + ", n_k = " + std::to_string(n_k);
+  };
+  fail_argument(function, argument, "one for " + lengths(s.n_q, s.n_k),
+                lengths(plan.query_count(), plan.key_count()));
+}
+
+/// The plans of a batch: one for each sequence.
+inline void check_plans(std::span<const routing_plan> plans, index_t sequences,
+                        const attention_shape& s, const char* function) {
+  require_length(plans.size(), sequences, function, "plans");
+  for (std::size_t b = 0; b < plans.size(); ++b)
+    check_plan_lengths(plans[b], s, function, "plans", "[" + std::to_string(b) + "] ");
 }
 
 }  // namespace detail

@@ -92,6 +92,8 @@ class scratch_memory {
  public:
   scratch_memory(const any_executor& exec, const scratch_plan& plan)
       : all_((exec.scratch() != nullptr ? *exec.scratch() : own_).reserve(plan.bytes())) {}
+  /// Part of other scratch memory, for a call within a call.
+  explicit scratch_memory(scratch_block part) noexcept : all_(part) {}
 
   template <class T>
   [[nodiscard]] T* operator[](scratch_array<T> array) const noexcept {

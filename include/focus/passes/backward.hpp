@@ -21,6 +21,7 @@
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/passes/gradient_sums.hpp"
+#include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
 #include "focus/plan/cells.hpp"
 #include "focus/tensor_view.hpp"
@@ -220,74 +221,96 @@ void write_scaled(const A* from, A factor, T* to, index_t width) {
                                  (std::min<index_t>)(lanes, width - c));
 }
 
-/// One call of a backward pass after its checks: what is planned for it, and its steps.
-template <class A, class Arguments, gates_of<A> Gates>
+/// What a call wants of a backward pass, gates aside.
+template <class Arguments>
+wanted_gradients wanted_of(const Arguments& args) noexcept {
+  return {.dout = detail::is_given(args.dout),
+          .dq = detail::is_given(args.dq),
+          .dk = detail::is_given(args.dk),
+          .dv = detail::is_given(args.dv)};
+}
+
+/// A backward pass, for run_call: what it plans, and its steps. Two passes over the same rows.
+template <class A, gates_of<A> Gates, backward_pass First, backward_pass Second>
 class backward_run {
  public:
   /// make_gates(scratch plan, workers): what is gated, and where the gradients of the assignments
-  /// go. first_slots, second_slots: of the two passes.
+  /// go.
   template <class MakeGates>
-  backward_run(const Arguments& args, const resolved_score<A>& score, const MakeGates& make_gates,
-               index_t segments, index_t first_slots, index_t second_slots, bool two_passes,
-               const any_executor& exec)
-      : args_(args),
-        score_(score),
-        exec_(exec),
-        gates_(make_gates(plan_, exec.concurrency())),
-        wanted_{detail::is_given(args.dout), detail::is_given(args.dq), detail::is_given(args.dk),
-                detail::is_given(args.dv),   gates_.wants_dquery,       gates_.wants_dkey},
+  backward_run(scratch_plan& scratch, const attention_shape& s, index_t workers,
+               const resolved_score<A>& score, const wanted_gradients& wanted,
+               const MakeGates& make_gates, index_t segments, const First& first_pass,
+               const Second& second_pass)
+      : score_(score),
+        first_pass_(first_pass),
+        second_pass_(second_pass),
+        two_passes_(second_pass.tiles() > 0),
         segments_(segments),
-        batch_(exec.concurrency() <= 1
-                   ? (std::min<index_t>)(args.shape.kv_heads, 1)
-                   : (std::min)(ceil_div(4 * exec.concurrency(), segments), args.shape.kv_heads)),
-        first_(plan_packers(first_slots)),
-        second_(plan_packers(second_slots)),
-        layout_(plan_, exec.concurrency(), args.shape.head_dim, value_dim(), gates_.groups,
-                score.softcap > 0, wanted_),
-        sums_(plan_, args.shape, batch_, segments, gates_.groups, wanted_,
-              two_passes && wanted_.dq),
-        memory_(exec, plan_) {}
+        heads_at_once_(workers <= 1 ? (std::min<index_t>)(s.kv_heads, 1)
+                                    : (std::min)(ceil_div(4 * workers, segments), s.kv_heads)),
+        gates_(make_gates(scratch, workers)),
+        wanted_(with_gates(wanted)),
+        first_packers_(plan_packers(scratch, s, first_pass.slots())),
+        second_packers_(plan_packers(scratch, s, second_pass.slots())),
+        layout_(scratch, workers, s.head_dim, value_dim(s), gates_.groups, score.softcap > 0,
+                wanted_),
+        sums_(scratch, s, heads_at_once_, segments, gates_.groups, wanted_,
+              two_passes_ && wanted_.dq) {}
 
-  template <backward_pass First, backward_pass Second>
-  void run(const First& first_pass, const Second& second_pass) {
-    const bool two = second_pass.tiles() > 0;
-    gates_.pack(memory_, exec_);
-    sums_.clear_totals(memory_);
-    index_t first_head = 0;  // of the batch
-    for_each_head_batch(args_, batch_, [&](const Arguments& part) {
-      sums_.clear(memory_, part.shape.kv_heads, exec_);
-      run_pass(part, first_head, first_pass, first_, {.first = true, .last = !two});
-      if (two) run_pass(part, first_head, second_pass, second_, {.first = false, .last = true});
-      sums_.write_key_gradients(memory_, part, score_.scale, exec_);
-      sums_.add_gate_gradients(memory_, part.shape.kv_heads, exec_);
+  template <class Arguments>
+  void run(const Arguments& args, const scratch_memory& memory, const any_executor& exec) const {
+    gates_.pack(memory, exec);
+    sums_.clear_totals(memory);
+    index_t first_head = 0;
+    for_each_head_batch(args, heads_at_once_, [&](const Arguments& part) {
+      sums_.clear(memory, part.shape.kv_heads, exec);
+      const some_heads<Arguments> heads{part, first_head, memory, exec};
+      run_pass(heads, first_pass_, first_packers_, {.first = true, .last = !two_passes_});
+      if (two_passes_)
+        run_pass(heads, second_pass_, second_packers_, {.first = false, .last = true});
+      sums_.write_key_gradients(memory, part, score_.scale, exec);
+      sums_.add_gate_gradients(memory, part.shape.kv_heads, exec);
       first_head += part.shape.heads;
     });
-    gates_.write(memory_, sums_, exec_);
+    gates_.write(memory, sums_, exec);
   }
 
  private:
+  /// The heads that are computed at once, and where.
+  template <class Arguments>
+  struct some_heads {
+    const Arguments& args;
+    index_t first;  // of all heads of the call
+    const scratch_memory& memory;
+    const any_executor& exec;
+  };
+
   /// Of V only the products with dout are needed: V is packed as keys are, and K both as keys and
   /// as values.
   struct packers {
     key_packer<A> keys, values;
   };
-  packers plan_packers(index_t slots) {
-    const index_t head_dim = args_.shape.head_dim;
+  packers plan_packers(scratch_plan& scratch, const attention_shape& s, index_t slots) const {
     // In this order: a list of initialisers is evaluated from left to right.
-    return {key_packer<A>(plan_, batch_, slots, head_dim, wanted_.dq ? head_dim : 0),
-            key_packer<A>(plan_, batch_, slots, value_dim(), 0)};
+    return {key_packer<A>(scratch, heads_at_once_, slots, s.head_dim, wanted_.dq ? s.head_dim : 0),
+            key_packer<A>(scratch, heads_at_once_, slots, value_dim(s), 0)};
   }
-  [[nodiscard]] index_t value_dim() const noexcept {
-    return wanted_.dout ? args_.shape.value_dim : 0;
+  [[nodiscard]] wanted_gradients with_gates(wanted_gradients wanted) const noexcept {
+    wanted.dquery_gates = gates_.wants_dquery;
+    wanted.dkey_gates = gates_.wants_dkey;
+    return wanted;
+  }
+  [[nodiscard]] index_t value_dim(const attention_shape& s) const noexcept {
+    return wanted_.dout ? s.value_dim : 0;
   }
   [[nodiscard]] bool any_wanted() const noexcept {
     return wanted_.dq || wanted_.dk || wanted_.dv || wanted_.dquery_gates || wanted_.dkey_gates;
   }
 
-  /// One pass over the heads of a batch. first_head: the batch's first among all.
-  template <class Pass>
-  void run_pass(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
+  template <class Arguments, class Pass>
+  void run_pass(const some_heads<Arguments>& heads, const Pass& pass, const packers& packed,
                 pass_position place) const {
+    const Arguments& args = heads.args;
     const auto token_of = [&](index_t slot) {
       return slot < pass.slots() ? pass.token_of(slot) : -1;
     };
@@ -296,99 +319,125 @@ class backward_run {
       extents[2] = 0;
       return std::remove_cvref_t<decltype(view)>(view.data(), extents, view.strides());
     };
-    packed.keys.pack(memory_, part.k, wanted_.dq ? part.k : no_columns(part.k), token_of, exec_);
-    if (wanted_.dout) packed.values.pack(memory_, part.v, no_columns(part.v), token_of, exec_);
+    packed.keys.pack(heads.memory, args.k, wanted_.dq ? args.k : no_columns(args.k), token_of,
+                     heads.exec);
+    if (wanted_.dout)
+      packed.values.pack(heads.memory, args.v, no_columns(args.v), token_of, heads.exec);
     for (index_t round = 0; round < pass.rounds(); ++round)
-      run_round(part, first_head, pass, packed, pass.round(round), token_of,
+      run_round(heads, pass, packed, pass.round(round), token_of,
                 {.first = place.first && round == 0, .last = place.last});
   }
 
-  template <class Pass, class TokenOf>
-  void run_round(const Arguments& part, index_t first_head, const Pass& pass, const packers& packed,
+  template <class Arguments, class Pass, class TokenOf>
+  void run_round(const some_heads<Arguments>& heads, const Pass& pass, const packers& packed,
                  task_range tiles, const TokenOf& token_of, pass_position place) const {
-    exec_.parallel_for(part.shape.kv_heads * segments_, [&](index_t task, index_t worker) {
+    const scratch_memory& memory = heads.memory;
+    const attention_shape& s = heads.args.shape;
+    heads.exec.parallel_for(s.kv_heads * segments_, [&](index_t task, index_t worker) {
       const index_t kv_head = task / segments_, segment = task % segments_;
-      gradient_tile<A> tile(memory_, layout_, worker);
-      const key_gradients<A> key_sums = sums_.keys_of(memory_, kv_head, segment, tile.unused_row());
-      const packed_keys<A> keys = packed.keys.head(memory_, kv_head);
-      const packed_keys<A> values = packed.values.head(memory_, kv_head);
-      const index_t group_size = args_.shape.queries_per_kv_head();
+      gradient_tile<A> tile(memory, layout_, worker);
+      const key_gradients<A> key_sums = sums_.keys_of(memory, kv_head, segment, tile.unused_row());
+      const packed_keys<A> keys = packed.keys.head(memory, kv_head);
+      const packed_keys<A> values = packed.values.head(memory, kv_head);
+      const index_t group_size = s.queries_per_kv_head();
       for (index_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head)
         for (index_t t = tiles.begin + segment; t < tiles.end; t += segments_) {
           const auto row = [&](index_t r) {
             return pass.row(t, r);
           };
-          const tile_location<A> site{memory_, keys, worker, first_head + head};
-          const auto gate = begin_tile(tile, part, head, pass.rows(t), row, site, place);
+          const tile_location<A> site{memory, keys, worker, heads.first + head};
+          const auto gate = begin_tile(tile, heads.args, head, pass.rows(t), row, site, place);
           if (!any_wanted()) continue;
           pass.walk(tile, t, [&](const auto& rules) {
             tile.attend(keys, values, score_.softcap, rules, gate, token_of, key_sums);
           });
-          finish_tile(tile, part, head, kv_head, row,
+          finish_tile(tile, heads, head, kv_head, row,
                       [&](index_t r) { return place.last && pass.is_last_tile_of(t, r); });
         }
     });
   }
 
   /// Row r of the tile is row(r) of `head`. Returns its gate.
-  template <class Row>
-  auto begin_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t rows,
+  template <class Arguments, class Row>
+  auto begin_tile(gradient_tile<A>& tile, const Arguments& args, index_t head, index_t rows,
                   const Row& row, const tile_location<A>& site, pass_position place) const {
     tile.begin(
-        rows, query_factor(score_), [&](index_t r) { return part.q.row(head, row(r)); },
-        gates_.row_states(site, part, head, rows, row));
-    if (wanted_.dout) tile.set_douts([&](index_t r) { return part.dout.row(head, row(r)); });
+        rows, query_factor(score_), [&](index_t r) { return args.q.row(head, row(r)); },
+        gates_.row_states(site, args, head, rows, row));
+    if (wanted_.dout) tile.set_douts([&](index_t r) { return args.dout.row(head, row(r)); });
     if (wanted_.dq && !place.first)
       for (index_t r = 0; r < tile.rows(); ++r) {
-        const A* from = sums_.dq(memory_, head, row(r));
+        const A* from = sums_.dq(site.memory, head, row(r));
         copy(from, from + tile.dq_stride(), tile.dq(r));
       }
-    return gates_.begin_tile(memory_, tile, row);
+    return gates_.begin_tile(site.memory, tile, row);
   }
 
   /// is_last(r): nothing more is added to the dQ of row r.
-  template <class Row, class IsLast>
-  void finish_tile(gradient_tile<A>& tile, const Arguments& part, index_t head, index_t kv_head,
-                   const Row& row, IsLast&& is_last) const {
+  template <class Arguments, class Row, class IsLast>
+  void finish_tile(gradient_tile<A>& tile, const some_heads<Arguments>& heads, index_t head,
+                   index_t kv_head, const Row& row, IsLast&& is_last) const {
+    const Arguments& args = heads.args;
     for (index_t r = 0; r < tile.rows(); ++r) {
       if (wanted_.dq && !is_last(r))
-        copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums_.dq(memory_, head, row(r)));
+        copy(tile.dq(r), tile.dq(r) + tile.dq_stride(), sums_.dq(heads.memory, head, row(r)));
       else if (wanted_.dq)
-        detail::write_scaled(tile.dq(r), score_.scale, part.dq.row(head, row(r)),
-                             args_.shape.head_dim);
+        detail::write_scaled(tile.dq(r), score_.scale, args.dq.row(head, row(r)),
+                             args.shape.head_dim);
       if (wanted_.dquery_gates)
         sums_.add(tile.dgates(r), tile.dgates_stride(),
-                  sums_.dquery_gates(memory_, kv_head, row(r)));
+                  sums_.dquery_gates(heads.memory, kv_head, row(r)));
     }
   }
 
-  // Each plans its part of the scratch memory, in this order; the last allocates it.
-  const Arguments& args_;
-  const resolved_score<A>& score_;
-  const any_executor& exec_;
-  scratch_plan plan_;
+  resolved_score<A> score_;
+  First first_pass_;
+  Second second_pass_;
+  bool two_passes_;
+  index_t segments_, heads_at_once_;
+  // Each plans its part of the scratch memory, in this order.
   Gates gates_;
   wanted_gradients wanted_;
-  index_t segments_, batch_;
-  packers first_, second_;
+  packers first_packers_, second_packers_;
   gradient_tile_layout<A> layout_;
   gradient_sums<A> sums_;
-  scratch_memory memory_;
 };
 
-/// A backward pass after its checks. make_gates(scratch plan, workers): what is gated, and where
-/// the gradients of the assignments go; make_ungated for none.
+/// What all sequences of a backward pass have in common. shape: of a whole sequence, of all its
+/// heads, on which the order of the sums depends.
+template <class A, class MakeGates>
+struct backward_options {
+  attention_shape shape;
+  resolved_score<A> score;
+  wanted_gradients wanted;
+  MakeGates make_gates;
+
+  /// f(backward_run), planned for `part` of the heads.
+  template <class First, class Second, class F>
+  void plan(scratch_plan& scratch, const attention_shape& part, index_t workers,
+            const First& first_pass, const Second& second_pass, F&& f) const {
+    using gates = std::invoke_result_t<const MakeGates&, scratch_plan&, index_t>;
+    const index_t segments =
+        gradient_segments(shape, first_pass.pairs_a_row + second_pass.pairs_a_row,
+                          (std::max)(first_pass.tiles(), second_pass.tiles()));
+    f(backward_run<A, gates, First, Second>(scratch, part, workers, score, wanted, make_gates,
+                                            segments, first_pass, second_pass));
+  }
+};
+
+/// A backward pass after its checks, with the same passes for each sequence. make_gates(scratch
+/// plan, workers): what is gated, and where the gradients of the assignments go; make_ungated for
+/// none.
 template <class Arguments, class A, class MakeGates, backward_pass First, backward_pass Second>
 void run_backward(const Arguments& args, const resolved_score<A>& score,
                   const MakeGates& make_gates, const First& first_pass, const Second& second_pass,
                   const any_executor& exec) {
-  using gates = std::invoke_result_t<const MakeGates&, scratch_plan&, index_t>;
-  const index_t segments =
-      gradient_segments(args.shape, first_pass.pairs_a_row + second_pass.pairs_a_row,
-                        (std::max)(first_pass.tiles(), second_pass.tiles()));
-  backward_run<A, Arguments, gates>(args, score, make_gates, segments, first_pass.slots(),
-                                    second_pass.slots(), second_pass.tiles() > 0, exec)
-      .run(first_pass, second_pass);
+  const backward_options<A, MakeGates> options{args.shape, score, detail::wanted_of(args),
+                                               make_gates};
+  detail::run_call(
+      args, exec,
+      [&](index_t, scratch_plan& scratch, const attention_shape& part, index_t workers,
+          const auto& f) { options.plan(scratch, part, workers, first_pass, second_pass, f); });
 }
 
 }  // namespace detail

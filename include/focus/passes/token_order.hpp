@@ -114,41 +114,61 @@ void with_operands(F&& f) {
   with_operands<Arguments>(bfloat16_products_permitted, std::forward<F>(f));
 }
 
-/// Attention after its checks, all keys in token order. attend(tile, keys, first row): the walk of
-/// a tile over them.
-template <class E, class Arguments, class Attend>
-void run_in_token_order(const Arguments& args, const resolved_score<accumulator_t<E>>& score,
-                        const any_executor& exec, Attend&& attend) {
-  const attention_shape& s = args.shape;
-  const index_t batch =
-      heads_at_once(s, ceil_div(s.n_q, tile_sizes<E>::tile_rows), exec.concurrency());
-  scratch_plan plan;
-  const key_packer<E> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
-  const query_tile_layout<E> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
-  const scratch_memory memory(exec, plan);
+/// Attention with all keys in token order, for run_call. Walk: walk(tile, keys, first row), that of
+/// a tile over the keys.
+template <class E, class Walk>
+class token_order_run {
+  using A = accumulator_t<E>;
 
-  for_each_head_batch(args, batch, [&](const Arguments& part) {
-    packer.pack_in_token_order(memory, part.k, part.v, exec);
-    for_each_query_tile<E>(
-        part.shape.heads, s.n_q, exec,
-        [&](index_t head, index_t first, index_t rows, index_t worker) {
-          query_tile<E> tile(memory, layout, worker);
-          tile.begin(rows, query_factor(score),
-                     [&](index_t r) { return part.q.row(head, first + r); });
-          attend(tile, packer.head(memory, head / s.queries_per_kv_head()), first);
-          detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
-        });
-  });
-}
+ public:
+  token_order_run(scratch_plan& scratch, const attention_shape& s, index_t workers,
+                  const resolved_score<A>& score, const Walk& walk)
+      : heads_at_once_(
+            detail::heads_at_once(s, ceil_div(s.n_q, tile_sizes<E>::tile_rows), workers)),
+        packer_(scratch, heads_at_once_, s.n_k, s.head_dim, s.value_dim),
+        layout_(scratch, workers, s.head_dim, s.value_dim),
+        factor_(query_factor(score)),
+        walk_(walk) {}
 
-template <class E, class Arguments>
-void run_attention(const Arguments& args, const resolved_pattern& pattern,
-                   const resolved_score<accumulator_t<E>>& score, const any_executor& exec) {
-  run_in_token_order<E>(
-      args, score, exec, [&](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
-        attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
-      });
-}
+  template <class Arguments>
+  void run(const Arguments& args, const scratch_memory& memory, const any_executor& exec) const {
+    const attention_shape& s = args.shape;
+    for_each_head_batch(args, heads_at_once_, [&](const Arguments& part) {
+      packer_.pack_in_token_order(memory, part.k, part.v, exec);
+      for_each_query_tile<E>(
+          part.shape.heads, s.n_q, exec,
+          [&](index_t head, index_t first, index_t rows, index_t worker) {
+            query_tile<E> tile(memory, layout_, worker);
+            tile.begin(rows, factor_, [&](index_t r) { return part.q.row(head, first + r); });
+            walk_(tile, packer_.head(memory, head / s.queries_per_kv_head()), first);
+            detail::write_rows(part, tile, head, [first](index_t r) { return first + r; });
+          });
+    });
+  }
+
+ private:
+  index_t heads_at_once_;
+  key_packer<E> packer_;
+  query_tile_layout<E> layout_;
+  A factor_;
+  Walk walk_;
+};
+
+/// Dense and windowed attention, for run_call: the local pairs and the sinks.
+template <class E>
+struct attention_call {
+  resolved_pattern pattern;
+  resolved_score<accumulator_t<E>> score;
+
+  template <class F>
+  void operator()(index_t, scratch_plan& scratch, const attention_shape& shape, index_t workers,
+                  F&& f) const {
+    const auto walk = [this](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
+      attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
+    };
+    f(token_order_run<E, decltype(walk)>(scratch, shape, workers, score, walk));
+  }
+};
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

@@ -13,6 +13,7 @@
 #include "focus/checks/attention_arguments.hpp"
 #include "focus/checks/gate_arguments.hpp"
 #include "focus/checks/merge_arguments.hpp"
+#include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/options.hpp"
@@ -121,6 +122,36 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
   }
 }
 
+/// Attention and sparse attention after the checks of their views.
+template <class Arguments>
+void attention(const char* function, const Arguments& args, const pattern_options& pattern,
+               const score_options& score) {
+  validate(pattern, function);
+  validate(score, function);
+  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
+  for_each_sequence(args, [&](const auto& sequence, index_t) {
+    softmax_attention(sequence, score,
+                      [&](index_t i, index_t j, double s) -> std::optional<double> {
+                        if (rule(i, j) != pair_kind::nearby) return std::nullopt;
+                        return s;
+                      });
+  });
+}
+/// Of one sequence.
+template <class Arguments>
+void sparse_attention(const Arguments& args, std::span<const group_mask> query_masks,
+                      std::span<const group_mask> key_masks, const pattern_options& pattern,
+                      const score_options& score) {
+  const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
+  softmax_attention(args, score, [&](index_t i, index_t j, double s) -> std::optional<double> {
+    const pair_kind kind = rule(i, j);
+    const group_mask shared =
+        query_masks[static_cast<std::size_t>(i)] & key_masks[static_cast<std::size_t>(j)];
+    if (kind == pair_kind::nearby || (kind == pair_kind::distant && shared != 0)) return s;
+    return std::nullopt;
+  });
+}
+
 }  // namespace detail::textbook
 
 namespace reference {
@@ -143,16 +174,18 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
                Lse&& lse = {}, [[maybe_unused]] Exec&& exec = {}) {
   constexpr const char* function = "reference::attention";
   const auto arguments = detail::check_attention_arguments(function, q, k, v, out, lse);
-  detail::validate(pattern, function);
-  detail::validate(score, function);
+  detail::textbook::attention(function, arguments, pattern, score);
+}
 
-  using detail::textbook::pair_kind;
-  const detail::textbook::pair_rule rule(pattern, arguments.shape.n_q, arguments.shape.n_k);
-  detail::textbook::softmax_attention(arguments, score,
-                                      [&](index_t i, index_t j, double s) -> std::optional<double> {
-                                        if (rule(i, j) != pair_kind::nearby) return std::nullopt;
-                                        return s;
-                                      });
+/// The same for a batch of sequences, as focus::attention.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, mutable_tensor_like<4> Out,
+          mutable_tensor_like<3> Lse = tensor_view<float, 3>, class Exec = serial_executor>
+void attention(const Q& q, const K& k, const V& v, Out&& out,
+               const pattern_options& pattern = full_causal, const score_options& score = {},
+               Lse&& lse = {}, [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::attention";
+  const auto arguments = detail::check_attention_arguments(function, q, k, v, out, lse);
+  detail::textbook::attention(function, arguments, pattern, score);
 }
 
 /// Focus attention with hard groups: as attention, over the keys that are local to i, or sinks, or
@@ -176,17 +209,7 @@ void sparse_attention(const Q& q, const K& k, const V& v, const QueryMasks& quer
   const std::span key_groups = detail::as_span(key_masks);
   detail::require_length(query_groups.size(), arguments.shape.n_q, function, "query_masks");
   detail::require_length(key_groups.size(), arguments.shape.n_k, function, "key_masks");
-
-  using detail::textbook::pair_kind;
-  const detail::textbook::pair_rule rule(pattern, arguments.shape.n_q, arguments.shape.n_k);
-  detail::textbook::softmax_attention(
-      arguments, score, [&](index_t i, index_t j, double s) -> std::optional<double> {
-        const pair_kind kind = rule(i, j);
-        const group_mask shared =
-            query_groups[static_cast<std::size_t>(i)] & key_groups[static_cast<std::size_t>(j)];
-        if (kind == pair_kind::nearby || (kind == pair_kind::distant && shared != 0)) return s;
-        return std::nullopt;
-      });
+  detail::textbook::sparse_attention(arguments, query_groups, key_groups, pattern, score);
 }
 
 /// The same, with the masks and the pattern that `plan` was made of. Its cells are not looked at.
@@ -202,6 +225,25 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
                               ", n_k = " + std::to_string(plan.key_count()));
   reference::sparse_attention(q, k, v, plan.query_masks(), plan.key_masks(), plan.pattern(), out,
                               score, lse, exec);
+}
+
+/// The same for a batch of sequences with a plan for each, as focus::sparse_attention.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          mutable_tensor_like<4> Out, mutable_tensor_like<3> Lse = tensor_view<float, 3>,
+          class Exec = serial_executor>
+void sparse_attention(const Q& q, const K& k, const V& v, const Plans& plans, Out&& out,
+                      const score_options& score = {}, Lse&& lse = {},
+                      [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention";
+  const auto arguments = detail::check_attention_arguments(function, q, k, v, out, lse);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, function);
+  detail::check_plans(plan_span, arguments.q.extent(0), arguments.shape, function);
+  detail::for_each_sequence(arguments, [&](const auto& sequence, index_t b) {
+    const routing_plan& plan = plan_span[static_cast<std::size_t>(b)];
+    detail::textbook::sparse_attention(sequence, plan.query_masks(), plan.key_masks(),
+                                       plan.pattern(), score);
+  });
 }
 
 /// Focus attention with the soft gate, over all pairs that causality allows. With p_ij = g_i . g_j

@@ -173,18 +173,22 @@ void attention_gradients(const char* function, const Arguments& args,
   validate(pattern, function);
   validate(score, function);
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
-  softmax_gradients<double>(args, score, local_pairs<double>(rule),
-                            [](index_t, index_t, double) {});
+  for_each_sequence(args, [&](const auto& sequence, index_t) {
+    softmax_gradients<double>(sequence, score, local_pairs<double>(rule),
+                              [](index_t, index_t, double) {});
+  });
 }
+/// plans: of each sequence.
 template <class Arguments>
-void sparse_attention_gradients(const char* function, const Arguments& args,
-                                const routing_plan& plan, const score_options& score) {
-  validate(score, function);
-  check_plan_lengths(plan, args.shape, function);
-  const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
-  softmax_gradients<double>(args, score,
-                            grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
-                            [](index_t, index_t, double) {});
+void sparse_attention_gradients(const Arguments& args, std::span<const routing_plan> plans,
+                                const score_options& score) {
+  for_each_sequence(args, [&](const auto& sequence, index_t b) {
+    const routing_plan& plan = plans[static_cast<std::size_t>(b)];
+    const pair_rule rule(plan.pattern(), args.shape.n_q, args.shape.n_k);
+    softmax_gradients<double>(sequence, score,
+                              grouped_pairs<double>(rule, plan.query_masks(), plan.key_masks()),
+                              [](index_t, index_t, double) {});
+  });
 }
 
 }  // namespace detail::textbook
@@ -225,6 +229,39 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   detail::textbook::attention_gradients(function, args, pattern, score);
 }
 
+/// The same for a batch of sequences, as focus::attention_backward.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, tensor_like<4> Out,
+          tensor_like<3> Lse, tensor_like<4> Dout,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::attention_backward";
+  const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
+                                                     tensor_view<const float, 3>{}, dq, dk, dv);
+  detail::textbook::attention_gradients(function, args, pattern, score);
+}
+
+/// The same for a batch of sequences, as focus::attention_backward, with dlse.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V,
+          tensor_like<4> Out = tensor_view<const float, 4>, tensor_like<3> Lse,
+          tensor_like<4> Dout = tensor_view<const float, 4>, tensor_like<3> Dlse,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+void attention_backward(const Q& q, const K& k, const V& v, const Out& out, const Lse& lse,
+                        const Dout& dout, const Dlse& dlse, Dq&& dq, Dk&& dk, Dv&& dv,
+                        const pattern_options& pattern = full_causal,
+                        const score_options& score = {}, [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::attention_backward";
+  const auto args =
+      detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  detail::textbook::attention_gradients(function, args, pattern, score);
+}
+
 /// The gradient of sparse_attention with the masks and the pattern that `plan` was made of:
 /// arguments as in focus::sparse_attention_backward.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<3> Out,
@@ -239,7 +276,9 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* function = "reference::sparse_attention_backward";
   const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
                                                      matrix_view<const float>{}, dq, dk, dv);
-  detail::textbook::sparse_attention_gradients(function, args, plan, score);
+  detail::validate(score, function);
+  detail::check_plan_lengths(plan, args.shape, function);
+  detail::textbook::sparse_attention_gradients(args, std::span(&plan, 1), score);
 }
 
 /// The same with dlse [heads, n_q]; out and dout may both be {}.
@@ -256,7 +295,48 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   constexpr const char* function = "reference::sparse_attention_backward";
   const auto args =
       detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
-  detail::textbook::sparse_attention_gradients(function, args, plan, score);
+  detail::validate(score, function);
+  detail::check_plan_lengths(plan, args.shape, function);
+  detail::textbook::sparse_attention_gradients(args, std::span(&plan, 1), score);
+}
+
+/// The same for a batch of sequences, as focus::sparse_attention_backward: a plan for each.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          tensor_like<4> Out, tensor_like<3> Lse, tensor_like<4> Dout,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const Plans& plans,
+                               const Out& out, const Lse& lse, const Dout& dout, Dq&& dq, Dk&& dk,
+                               Dv&& dv, const score_options& score = {},
+                               [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention_backward";
+  const auto args = detail::check_backward_arguments(function, false, q, k, v, out, lse, dout,
+                                                     tensor_view<const float, 3>{}, dq, dk, dv);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, function);
+  detail::check_plans(plan_span, args.q.extent(0), args.shape, function);
+  detail::textbook::sparse_attention_gradients(args, plan_span, score);
+}
+
+/// The same for a batch of sequences, as focus::sparse_attention_backward, with dlse.
+template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
+          tensor_like<4> Out = tensor_view<const float, 4>, tensor_like<3> Lse,
+          tensor_like<4> Dout = tensor_view<const float, 4>, tensor_like<3> Dlse,
+          mutable_tensor_like<4> Dq = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dk = tensor_view<float, 4>,
+          mutable_tensor_like<4> Dv = tensor_view<float, 4>, class Exec = serial_executor>
+void sparse_attention_backward(const Q& q, const K& k, const V& v, const Plans& plans,
+                               const Out& out, const Lse& lse, const Dout& dout, const Dlse& dlse,
+                               Dq&& dq, Dk&& dk, Dv&& dv, const score_options& score = {},
+                               [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention_backward";
+  const auto args =
+      detail::check_backward_arguments(function, true, q, k, v, out, lse, dout, dlse, dq, dk, dv);
+  const std::span<const routing_plan> plan_span = detail::as_span(plans);
+  detail::validate(score, function);
+  detail::check_plans(plan_span, args.q.extent(0), args.shape, function);
+  detail::textbook::sparse_attention_gradients(args, plan_span, score);
 }
 
 /// The gradient of soft_gate_attention: arguments as in focus::soft_gate_attention_backward.
