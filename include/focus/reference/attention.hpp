@@ -67,9 +67,10 @@ T rounded(double x) {
 
 /// out_i = sum_j exp(t_ij) v_j / sum_j exp(t_ij), lse_i = log sum_j exp(t_ij), for each head.
 ///
-/// `logit(i, j, s)` gives t_ij from the score s = softcap(scale * q_i . k_j), or nothing for a pair
-/// that does not enter the softmax: what that key holds then has no influence, NaN included. A row
-/// without a weight above 0 is the empty state: zeros, and an lse of -inf.
+/// `logit(i, j, s)` gives t_ij from the score s() = softcap(scale * q_i . k_j), or nothing for a
+/// pair that does not enter the softmax: what that key holds then has no influence, NaN included,
+/// and the score, which is most of the work, is not asked for. A row without a weight above 0 is
+/// the empty state: zeros, and an lse of -inf.
 template <class Arguments, class Logit>
 void softmax_attention(const Arguments& a, const score_options& options, Logit&& logit) {
   struct term {
@@ -86,9 +87,11 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
     for (index_t i = 0; i < n_q; ++i) {
       terms.clear();
       for (index_t j = 0; j < n_k; ++j) {
-        double s = scoring.scale * dot(a.q.row(h, i), a.k.row(kv, j), head_dim);
-        if (scoring.softcap > 0) s = scoring.softcap * std::tanh(s / scoring.softcap);
-        if (const std::optional<double> t = logit(i, j, s)) terms.push_back({j, *t});
+        const auto score = [&, i, j] {
+          const double s = scoring.scale * dot(a.q.row(h, i), a.k.row(kv, j), a.shape.head_dim);
+          return scoring.softcap > 0 ? scoring.softcap * std::tanh(s / scoring.softcap) : s;
+        };
+        if (const std::optional<double> t = logit(i, j, score)) terms.push_back({j, *t});
       }
 
       bool empty = true;
@@ -131,9 +134,9 @@ void attention(const char* function, const Arguments& args, const pattern_option
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
   for_each_sequence(args, [&](const auto& sequence, index_t) {
     softmax_attention(sequence, score,
-                      [&](index_t i, index_t j, double s) -> std::optional<double> {
+                      [&](index_t i, index_t j, const auto& s) -> std::optional<double> {
                         if (rule(i, j) != pair_kind::nearby) return std::nullopt;
-                        return s;
+                        return s();
                       });
   });
 }
@@ -143,11 +146,11 @@ void sparse_attention(const Arguments& args, std::span<const group_mask> query_m
                       std::span<const group_mask> key_masks, const pattern_options& pattern,
                       const score_options& score) {
   const pair_rule rule(pattern, args.shape.n_q, args.shape.n_k);
-  softmax_attention(args, score, [&](index_t i, index_t j, double s) -> std::optional<double> {
+  softmax_attention(args, score, [&](index_t i, index_t j, const auto& s) -> std::optional<double> {
     const pair_kind kind = rule(i, j);
     const group_mask shared =
         query_masks[static_cast<std::size_t>(i)] & key_masks[static_cast<std::size_t>(j)];
-    if (kind == pair_kind::nearby || (kind == pair_kind::distant && shared != 0)) return s;
+    if (kind == pair_kind::nearby || (kind == pair_kind::distant && shared != 0)) return s();
     return std::nullopt;
   });
 }
@@ -275,15 +278,15 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   using detail::textbook::pair_kind;
   const detail::textbook::pair_rule rule(pattern, arguments.shape.n_q, arguments.shape.n_k);
   detail::textbook::softmax_attention(
-      arguments, score, [&](index_t i, index_t j, double s) -> std::optional<double> {
+      arguments, score, [&](index_t i, index_t j, const auto& s) -> std::optional<double> {
         const pair_kind kind = rule(i, j);
         if (kind == pair_kind::hidden) return std::nullopt;
-        if (kind == pair_kind::nearby) return s;
+        if (kind == pair_kind::nearby) return s();
         const double p = detail::textbook::dot(g_q.row(i), g_k.row(j), groups);
         if (gate.kind == gate_kind::score)
-          return s / (1 + std::exp(-static_cast<double>(gate.sharpness) * p));
+          return s() / (1 + std::exp(-static_cast<double>(gate.sharpness) * p));
         if (p == 0) return std::nullopt;
-        return s + std::log(p);
+        return s() + std::log(p);
       });
 }
 

@@ -63,8 +63,9 @@ void round_row(const Real* from, T* to, index_t n) {
 ///
 ///   dL/dt_ij = P_ij (dout_i . (v_j - out_i) + dlse_i),   dL/da_ij = dL/dt_ij / a_ij
 ///
-/// pair(i, j, s): nothing for a pair that has no part in the softmax. add_dp(i, j, dL/dp_ij). All
-/// sums are of type Real: double for the truth; tests measure by it what float can do.
+/// pair(i, j, s): nothing for a pair that has no part in the softmax, else what it makes of the
+/// score s(). add_dp(i, j, dL/dp_ij). All sums are of type Real: double for the truth; tests
+/// measure by it what float can do.
 template <class Real, class Arguments, class Pair, class AddDp>
 void softmax_gradients(const Arguments& a, const score_options& options, Pair&& pair,
                        AddDp&& add_dp) {
@@ -84,15 +85,16 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
         terms.clear();
         Real largest = lowest<Real>;
         for (index_t j = 0; j < s.n_k; ++j) {
-          Real z = scoring.scale *
-                   detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim),
-               ds_dz = 1;
-          if (scoring.softcap > 0) {
+          Real ds_dz = 1;
+          const auto score = [&, h, i, j] {
+            const Real z = scoring.scale *
+                           detail::textbook::dot<Real>(a.q.row(h, i), a.k.row(kv, j), s.head_dim);
+            if (!(scoring.softcap > 0)) return z;
             const Real tanh = std::tanh(z / scoring.softcap);
-            z = scoring.softcap * tanh;
             ds_dz = 1 - tanh * tanh;
-          }
-          if (const std::optional<gated_pair<Real>> entry = pair(i, j, z)) {
+            return scoring.softcap * tanh;
+          };
+          if (const std::optional<gated_pair<Real>> entry = pair(i, j, score)) {
             terms.push_back({j, *entry, ds_dz});
             if (entry->t > largest && entry->a > 0) largest = entry->t;
           }
@@ -132,37 +134,38 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
 /// The pairs of each operation, as softmax_gradients wants them.
 template <class Real>
 auto local_pairs(const pair_rule& rule) {
-  return [rule](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+  return [rule](index_t i, index_t j, const auto& s) -> std::optional<gated_pair<Real>> {
     if (rule(i, j) != pair_kind::nearby) return std::nullopt;
-    return gated_pair<Real>{s};
+    return gated_pair<Real>{s()};
   };
 }
 template <class Real>
 auto grouped_pairs(const pair_rule& rule, std::span<const group_mask> query_masks,
                    std::span<const group_mask> key_masks) {
-  return [=](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+  return [=](index_t i, index_t j, const auto& s) -> std::optional<gated_pair<Real>> {
     const pair_kind kind = rule(i, j);
     const group_mask shared =
         query_masks[static_cast<std::size_t>(i)] & key_masks[static_cast<std::size_t>(j)];
     if (kind == pair_kind::hidden || (kind == pair_kind::distant && shared == 0))
       return std::nullopt;
-    return gated_pair<Real>{s};
+    return gated_pair<Real>{s()};
   };
 }
 template <class Real, class GQ, class GK>
 auto gated_pairs(const pair_rule& rule, const gate_options& gate, const matrix_view<const GQ>& g_q,
                  const matrix_view<const GK>& g_k) {
-  return [=](index_t i, index_t j, Real s) -> std::optional<gated_pair<Real>> {
+  return [=](index_t i, index_t j, const auto& s) -> std::optional<gated_pair<Real>> {
     const pair_kind kind = rule(i, j);
     if (kind == pair_kind::hidden) return std::nullopt;
-    if (kind == pair_kind::nearby) return gated_pair<Real>{s};
+    if (kind == pair_kind::nearby) return gated_pair<Real>{s()};
     const Real p = detail::textbook::dot<Real>(g_q.row(i), g_k.row(j), g_q.extent(1));
-    if (gate.kind == gate_kind::weight) return gated_pair<Real>{.t = s, .a = p, .da_dp = 1};
+    if (gate.kind == gate_kind::weight) return gated_pair<Real>{.t = s(), .a = p, .da_dp = 1};
     const Real sharpness = static_cast<Real>(gate.sharpness);
     const Real sigmoid = 1 / (1 + std::exp(-sharpness * p));
     const Real rest = 1 / (1 + std::exp(sharpness * p));  // 1 - sigmoid would cancel
+    const Real score = s();
     return gated_pair<Real>{
-        .t = s * sigmoid, .dt_ds = sigmoid, .dt_dp = s * sharpness * sigmoid * rest};
+        .t = score * sigmoid, .dt_ds = sigmoid, .dt_dp = score * sharpness * sigmoid * rest};
   };
 }
 
