@@ -1,0 +1,11 @@
+cmake_minimum_required(VERSION 3.20)
+# Copies HEADERS to OUTPUT/focus, as the next version of the library.
+file(REMOVE_RECURSE ${OUTPUT}/focus)
+file(COPY ${HEADERS}/ DESTINATION ${OUTPUT}/focus FILES_MATCHING PATTERN "*.hpp")
+file(READ ${OUTPUT}/focus/config.hpp text)
+if(NOT text MATCHES "#define FOCUS_VERSION_PATCH ([0-9]+)\n")
+  message(FATAL_ERROR "config.hpp defines no FOCUS_VERSION_PATCH.")
+endif()
+math(EXPR next "${CMAKE_MATCH_1} + 1")
+string(REPLACE "${CMAKE_MATCH_0}" "#define FOCUS_VERSION_PATCH ${next}\n" text "${text}")
+file(WRITE ${OUTPUT}/focus/config.hpp "${text}")
