@@ -63,8 +63,10 @@ void check(bool good, const char* what) {
 /// The values of one tensor, in [-1, 1).
 template <int Rank>
 class tensor {
+  using shape = std::array<index_t, static_cast<std::size_t>(Rank)>;
+
  public:
-  explicit tensor(std::array<index_t, Rank> extents, bool fill = true) : extents_(extents) {
+  explicit tensor(shape extents, bool fill = true) : extents_(extents) {
     index_t size = 1;
     for (index_t e : extents) size *= e;
     values_.resize(static_cast<std::size_t>(size), 7.0f);
@@ -86,7 +88,7 @@ class tensor {
   std::vector<float>& values() { return values_; }
 
  private:
-  std::array<index_t, Rank> extents_;
+  shape extents_;
   std::vector<float> values_;
 };
 
