@@ -5,6 +5,7 @@
 
 #include "calibrate.hpp"
 #include "commands.hpp"
+#include "files.hpp"
 #include "loaded_model.hpp"
 #include "tiny_model.hpp"
 #include "training.hpp"

@@ -10,6 +10,7 @@
 #include "attention_method.hpp"
 #include "calibrate.hpp"
 #include "commands.hpp"
+#include "files.hpp"
 #include "loaded_model.hpp"
 #include "random.hpp"
 #include "tiny_model.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "files.hpp"
+#include "gguf_writer.hpp"
 
 /// The character that stands for a byte in GPT-2's vocabularies, in UTF-8.
 inline std::string byte_character(unsigned byte) {

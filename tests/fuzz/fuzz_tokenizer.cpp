@@ -1,0 +1,65 @@
+// Any text, with a tokenizer whose vocabulary and merges are made of the input's first bytes.
+
+#include <cstdint>
+#include <fuzzer/FuzzedDataProvider.h>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gguf.hpp"
+#include "gguf_writer.hpp"
+#include "memory_file.hpp"
+#include "require.hpp"
+#include "tiny_model.hpp"
+#include "tokenizer.hpp"
+
+namespace {
+
+/// All bytes' tokens, and a few of the input's; merges of any two of them.
+std::string tokenizer_file(FuzzedDataProvider& input) {
+  constexpr const char* kinds[] = {"gpt-2", "smollm"};
+  std::vector<std::string> tokens, merges;
+  std::vector<std::int32_t> types;
+  for (unsigned byte = 0; byte < 256; ++byte) tokens.push_back(byte_character(byte));
+  types.resize(tokens.size(), 1);
+  const auto kind = input.PickValueInArray(kinds);
+  for (auto count = input.ConsumeIntegralInRange(0, 4); count > 0; --count) {
+    tokens.push_back(input.ConsumeRandomLengthString(8));
+    types.push_back(input.ConsumeIntegralInRange(0, 7));
+  }
+  std::set<std::string> known(tokens.begin(), tokens.end());
+  const auto any = [&] {
+    return tokens[input.ConsumeIntegralInRange<std::size_t>(0, tokens.size() - 1)];
+  };
+  for (auto count = input.ConsumeIntegralInRange(0, 8); count > 0; --count) {
+    const std::string left = any(), right = any();
+    merges.push_back(left + " " + right);
+    if (!known.insert(left + right).second) continue;
+    tokens.push_back(left + right);
+    types.push_back(input.ConsumeIntegralInRange(1, 6));
+  }
+  gguf_writer file;
+  file.string("tokenizer.ggml.model", "gpt2");
+  file.string("tokenizer.ggml.pre", kind);
+  file.strings("tokenizer.ggml.tokens", tokens);
+  file.i32s("tokenizer.ggml.token_type", types);
+  file.strings("tokenizer.ggml.merges", merges);
+  return file.bytes();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace language_model;
+  FuzzedDataProvider input(data, size);
+  const std::string bytes = tokenizer_file(input);
+  const std::string text = input.ConsumeRemainingBytesAsString();
+  const memory_file content({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+  may_refuse(content.path(), [&] {
+    const tokenizer tokens{gguf_file(content.path())};
+    for (const token_id token : tokens.encode(text))
+      require(token >= 0 && static_cast<std::size_t>(token) < tokens.vocabulary(),
+              "tokens are of the vocabulary");
+  });
+  return 0;
+}
