@@ -1,7 +1,10 @@
 #include "gguf.hpp"
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
+#include <cmath>
 #include <concepts>
 #include <cstring>
 #include <limits>
@@ -234,6 +237,20 @@ pending_tensor tensor_entry(cursor& in, std::uint64_t file_size) {
   return {std::move(info), offset, blocks * layout.bytes};
 }
 
+/// Tensors have bytes of their own each.
+void require_apart(cursor& in, const std::vector<pending_tensor>& tensors) {
+  std::vector<const pending_tensor*> sorted;
+  for (const pending_tensor& tensor : tensors) sorted.push_back(&tensor);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const pending_tensor* a, const pending_tensor* b) { return a->offset < b->offset; });
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    const pending_tensor &before = *sorted[i - 1], &tensor = *sorted[i];
+    if (before.bytes <= tensor.offset - before.offset) continue;
+    in.enter("tensor " + in_quotes(tensor.info.name));
+    in.fail("its data begin within those of " + in_quotes(before.info.name));
+  }
+}
+
 }  // namespace
 
 gguf_file::gguf_file(const std::string& path) : file_(path) {
@@ -261,6 +278,7 @@ gguf_file::gguf_file(const std::string& path) : file_(path) {
     in.enter("metadata " + in_quotes(key));
     if (!metadata_.try_emplace(key, scalar_or_array(in)).second) in.fail("the key comes twice");
   }
+  require_whole();
   const std::uint64_t alignment = find_integer("general.alignment").value_or(default_alignment);
   in.enter("metadata 'general.alignment'");
   if (!std::has_single_bit(alignment) || alignment > max_alignment)
@@ -273,6 +291,7 @@ gguf_file::gguf_file(const std::string& path) : file_(path) {
     pending.push_back(tensor_entry(in, bytes.size()));
   }
 
+  require_apart(in, pending);
   const std::uint64_t data_start = (in.offset() + alignment - 1) / alignment * alignment;
   const std::uint64_t data_size = bytes.size() - std::min<std::uint64_t>(data_start, bytes.size());
   for (pending_tensor& tensor : pending) {
@@ -288,6 +307,15 @@ gguf_file::gguf_file(const std::string& path) : file_(path) {
     const std::string_view name = tensor.info.name;
     if (!tensors_.try_emplace(name, std::move(tensor.info)).second) in.fail("the name comes twice");
   }
+}
+
+/// A file of many parts says so in each; the key stays in one that was joined again, as 0.
+void gguf_file::require_whole() const {
+  const std::uint64_t parts = find_integer("split.count").value_or(0);
+  if (parts < 2) return;
+  const auto index = find_integer("split.no");
+  fail("part " + (index ? std::to_string(*index + 1) : "?") + " of " + std::to_string(parts) +
+       " of a split GGUF file (supported: whole files; llama-gguf-split --merge joins the parts)");
 }
 
 void gguf_file::fail(const std::string& problem) const {
@@ -362,6 +390,34 @@ const std::vector<std::string_view>& gguf_file::strings(std::string_view key) co
 const tensor_info* gguf_file::find_tensor(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
+}
+
+namespace {
+
+struct value_writer {
+  std::string operator()(std::uint64_t n) const { return std::to_string(n); }
+  std::string operator()(std::int64_t n) const { return std::to_string(n); }
+  std::string operator()(bool b) const { return b ? "true" : "false"; }
+  std::string operator()(std::string_view text) const { return in_quotes(text); }
+  /// With as few digits as tell it apart, as a float if it is one.
+  std::string operator()(double x) const {
+    char text[32];
+    char* end = std::to_chars(text, text + sizeof text, x).ptr;
+    if (std::abs(x) <= double{std::numeric_limits<float>::max()})
+      if (const auto narrow = static_cast<float>(x); double{narrow} == x)
+        end = std::to_chars(text, text + sizeof text, narrow).ptr;
+    return {text, end};
+  }
+  template <class T>
+  std::string operator()(const std::vector<T>& values) const {
+    return "an array of " + std::to_string(values.size());
+  }
+};
+
+}  // namespace
+
+std::string text_of(const gguf_file::value& value) {
+  return std::visit(value_writer{}, value);
 }
 
 }  // namespace language_model

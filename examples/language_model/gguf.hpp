@@ -55,13 +55,17 @@ class gguf_file {
       std::variant<std::uint64_t, std::int64_t, double, bool, std::string_view,
                    std::vector<std::int64_t>, std::vector<double>, std::vector<std::string_view>>;
 
-  /// Maps and checks the whole file, apart from the tensors' contents. Throws file_error.
+  /// Maps and checks the whole file, apart from the tensors' contents. Throws file_error, also for
+  /// a part of a split file.
   explicit gguf_file(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }
 
-  /// Metadata, which views the mapped file. A value of another type throws file_error; an absent
+  /// Metadata, which view the mapped file. A value of another type throws file_error; an absent
   /// one too, except from the find_ functions.
+  [[nodiscard]] const std::map<std::string_view, value>& metadata() const noexcept {
+    return metadata_;
+  }
   [[nodiscard]] std::string_view string(std::string_view key) const;
   [[nodiscard]] std::uint64_t integer(std::string_view key) const;
   [[nodiscard]] double real(std::string_view key) const;
@@ -82,6 +86,7 @@ class gguf_file {
  private:
   const value* find(std::string_view key) const;
   const value& get(std::string_view key) const;
+  void require_whole() const;
   [[noreturn]] void fail(const std::string& problem) const;
   [[noreturn]] void fail_type(std::string_view key, const char* expected) const;
 
@@ -89,5 +94,8 @@ class gguf_file {
   std::map<std::string_view, value> metadata_;
   std::map<std::string_view, tensor_info> tensors_;
 };
+
+/// A value as a message can show it: short, of one line.
+std::string text_of(const gguf_file::value& value);
 
 }  // namespace language_model

@@ -230,6 +230,50 @@ TEST_CASE("gguf: unsupported and nonsensical files are named as such") {
           {"'t'", "more than the file can hold"});
 }
 
+TEST_CASE("gguf: a part of a split file says which part it is") {
+  const auto part = [](auto&& add_count) {
+    gguf_writer writer;
+    add_count(writer);
+    writer.tensor("t", {1}, {1.0f});
+    return writer.bytes();
+  };
+  const auto u16 = [](gguf_writer& w, const char* key, unsigned n) {
+    w.entry(key, 2, bytes_of(static_cast<std::uint16_t>(n)));
+  };
+  for (const unsigned no : {0u, 1u}) {
+    const temporary_file file(part([&](gguf_writer& w) {
+      u16(w, "split.no", no);
+      u16(w, "split.count", 2);
+      w.i32("split.tensors.count", 2);
+    }));
+    require_file_error(read_everything, file.path(),
+                       {"part " + std::to_string(no + 1) + " of 2 of a split GGUF file"});
+  }
+  // 0 is what stays when the parts have been joined again.
+  for (const unsigned count : {0u, 1u}) {
+    const temporary_file file(part([&](gguf_writer& w) { u16(w, "split.count", count); }));
+    REQUIRE_NOTHROW(read_everything(file.path()));
+  }
+}
+
+TEST_CASE("gguf: tensors that share bytes are refused, in any order") {
+  // Two tensors of 16 floats, the first at 0; the second's offset is the file's last entry.
+  gguf_writer writer;
+  const std::vector<float> elements(16, 1.0f);
+  writer.tensor("a", {16}, elements);
+  writer.tensor("b", {16}, elements);
+  const std::string content = writer.bytes();
+  const std::size_t offset_at = content.size() - 2 * 64 - sizeof(std::uint64_t);
+  const std::size_t at = content.rfind(bytes_of(std::uint64_t{64}), offset_at);
+  REQUIRE(at != std::string::npos);
+  for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{32}}) {
+    std::string aliased = content;
+    aliased.replace(at, sizeof offset, bytes_of(offset));
+    const temporary_file file(aliased);
+    require_file_error(read_everything, file.path(), {"begin within those of"});
+  }
+}
+
 TEST_CASE("gguf: what cannot be opened is named") {
   require_file_error(read_everything, "/nonexistent/model.gguf", {"cannot open"});
   require_file_error(read_everything, std::filesystem::temp_directory_path().string(),
