@@ -1,9 +1,11 @@
 #include "model.hpp"
 
-#include <cmath>
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <utility>
+
+#include "llama_metadata.hpp"
 
 namespace language_model {
 
@@ -30,7 +32,7 @@ class tensor_loader {
     const tensor_info& tensor =
         find(name, {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows)});
     result.resize(rows, columns);
-    dequantize(tensor.type, tensor.data, {result.data(), static_cast<std::size_t>(result.size())});
+    fill(result, tensor);
     return result;
   }
 
@@ -38,21 +40,29 @@ class tensor_loader {
     row_vector result;
     const tensor_info& tensor = find(name, {static_cast<std::uint64_t>(length)});
     result.resize(length);
-    dequantize(tensor.type, tensor.data, {result.data(), static_cast<std::size_t>(result.size())});
+    fill(result, tensor);
     return result;
   }
 
   /// A tensor that nothing has taken is a part of the model that this program does not know.
-  void expect_all_taken() const {
+  void expect_all_taken(index_t layers) const {
     for (const auto& [name, tensor] : file_.tensors())
       if (!taken_.contains(name))
-        throw file_error(file_.path(),
-                         "tensor " + in_quotes(name) +
-                             " is no part of a plain LLaMA model (supported: no biases, "
-                             "no experts, no scaled rotary embedding)");
+        throw file_error(file_.path(), "tensor " + in_quotes(name) +
+                                           " is no part of a plain LLaMA model of " +
+                                           std::to_string(layers) +
+                                           " layers (supported: no biases, no experts, no scaled "
+                                           "rotary embedding)");
   }
 
  private:
+  template <class Derived>
+  void fill(Eigen::PlainObjectBase<Derived>& result, const tensor_info& tensor) const {
+    dequantize(tensor.type, tensor.data, elements(result));
+    if (!result.allFinite())
+      throw file_error(file_.path(), "tensor " + in_quotes(tensor.name) + " is not finite");
+  }
+
   const tensor_info& find(const std::string& name, const std::vector<std::uint64_t>& shape) {
     const tensor_info* tensor = file_.find_tensor(name);
     if (tensor == nullptr)
@@ -76,10 +86,15 @@ model_config model_config::read(const gguf_file& file) {
   if (architecture != "llama")
     throw file_error(file.path(),
                      "its architecture is " + in_quotes(architecture) + " (supported: llama)");
-  if (const auto scaling = file.find_string("llama.rope.scaling.type");
-      scaling && *scaling != "none")
-    throw file_error(file.path(), "its rotary embedding is scaled, " + in_quotes(*scaling) +
-                                      " (supported: none)");
+  if (const auto type = file.find_string("general.type"); type && *type != "model")
+    throw file_error(file.path(),
+                     "it is no model but of type " + in_quotes(*type) + " (supported: model)");
+  constexpr std::uint64_t quantization_version = 2;  // of the blocks' layouts, since before GGUF
+  if (const auto version = file.find_integer("general.quantization_version");
+      version && *version != quantization_version)
+    throw file_error(file.path(), "metadata 'general.quantization_version' is " +
+                                      std::to_string(*version) +
+                                      " (supported: " + std::to_string(quantization_version) + ")");
 
   // Far beyond any model, and small enough that products of two do not overflow.
   constexpr std::uint64_t largest = std::uint64_t{1} << 30;
@@ -95,10 +110,11 @@ model_config model_config::read(const gguf_file& file) {
   const auto size_or = [&](std::string_view key, index_t otherwise) {
     return checked(key, file.find_integer(key).value_or(static_cast<std::uint64_t>(otherwise)));
   };
-  const auto positive = [&](std::string_view key, double x) {
-    if (!(x > 0) || !std::isfinite(x))
-      throw file_error(file.path(), "metadata " + in_quotes(key) + " is " + std::to_string(x) +
-                                        " (supported: finite, above 0)");
+  const auto within = [&](std::string_view key, double x, double lowest, double highest) {
+    if (!(x >= lowest && x <= highest))
+      throw file_error(file.path(), "metadata " + in_quotes(key) + " is " + text_of(x) +
+                                        " (supported: " + text_of(lowest) + " to " +
+                                        text_of(highest) + ")");
     return x;
   };
 
@@ -112,11 +128,11 @@ model_config model_config::read(const gguf_file& file) {
   config.feed_forward = size("llama.feed_forward_length");
   config.context = size("llama.context_length");
   config.rope_dimensions = size_or("llama.rope.dimension_count", config.head_dim);
-  config.rope_base =
-      positive("llama.rope.freq_base", file.find_real("llama.rope.freq_base").value_or(10000.0));
+  config.rope_base = within("llama.rope.freq_base",
+                            file.find_real("llama.rope.freq_base").value_or(10000.0), 1, 1e30);
   config.rms_epsilon =
-      static_cast<float>(positive("llama.attention.layer_norm_rms_epsilon",
-                                  file.real("llama.attention.layer_norm_rms_epsilon")));
+      static_cast<float>(within("llama.attention.layer_norm_rms_epsilon",
+                                file.real("llama.attention.layer_norm_rms_epsilon"), 1e-30, 1));
 
   const auto refuse = [&](const std::string& problem) {
     throw file_error(file.path(), problem);
@@ -126,15 +142,18 @@ model_config model_config::read(const gguf_file& file) {
            std::to_string(config.kv_heads) + " key-value heads");
   if (size_or("llama.attention.value_length", config.head_dim) != config.head_dim)
     refuse("its values and keys differ in length (supported: the same length)");
+  require_plain_llama(file, config);
   if (config.rope_dimensions % 2 != 0 || config.rope_dimensions > config.head_dim)
     refuse("its rotary embedding has " + std::to_string(config.rope_dimensions) +
            " dimensions (supported: an even number up to the head's " +
            std::to_string(config.head_dim) + ")");
 
   const tensor_info* embedding = file.find_tensor("token_embd.weight");
-  if (embedding == nullptr || embedding->shape.size() != 2)
-    refuse("the matrix 'token_embd.weight' is missing");
-  config.vocabulary = checked("llama.vocab_size", embedding->shape[1]);
+  if (embedding == nullptr) refuse("tensor 'token_embd.weight' is missing");
+  if (embedding->shape.size() != 2 || embedding->shape[1] > largest)
+    refuse("tensor 'token_embd.weight' has shape " + shape_text(embedding->shape) +
+           ", expected a matrix of up to 2^30 rows");
+  config.vocabulary = static_cast<index_t>(embedding->shape[1]);
   return config;
 }
 
@@ -164,7 +183,7 @@ model::model(const gguf_file& file) : config_(model_config::read(file)) {
   }
   output_norm_ = loader.load("output_norm.weight", c.d_model);
   if (loader.has("output.weight")) output_ = loader.load("output.weight", c.vocabulary, c.d_model);
-  loader.expect_all_taken();
+  loader.expect_all_taken(c.layers);
 }
 
 forward_pass::forward_pass(const model& model, thread_pool& pool)
