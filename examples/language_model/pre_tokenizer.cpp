@@ -7,6 +7,7 @@
 
 #include <pcre2.h>
 
+#include "unicode_classes.hpp"
 #include "utf8.hpp"
 
 namespace language_model {
@@ -16,13 +17,20 @@ namespace {
 /// GPT-2's words: English contractions, then letters, numbers or other signs, each with at most one
 /// space before, then white space. White space before a word leaves its last character to that
 /// word.
-constexpr const char* gpt2_words =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* single_digits = R"(\p{N})";
+std::string gpt2_words() {
+  using namespace unicode_classes;
+  const std::string spaces = std::string("[") + space + "]+", not_space = std::string("[^") + space;
+  return std::string("'s|'t|'re|'ve|'m|'ll|'d| ?[") + letter + "]+| ?[" + number + "]+| ?" +
+         not_space + letter + number + "]+|" + spaces + "(?!" + not_space + "])|" + spaces;
+}
+
+std::string single_digits() {
+  return std::string("[") + unicode_classes::number + unicode_classes::late_digit + "]";
+}
 
 struct kind_entry {
   std::string_view name;
-  std::vector<const char*> stages;
+  std::vector<std::string (*)()> stages;
 };
 
 const std::array<kind_entry, 4>& kind_table() {
@@ -37,10 +45,10 @@ const std::array<kind_entry, 4>& kind_table() {
 
 class pre_tokenizer::pattern {
  public:
-  explicit pattern(const char* expression) {
+  explicit pattern(const std::string& expression) {
     int error = 0;
     PCRE2_SIZE offset = 0;
-    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression), PCRE2_ZERO_TERMINATED,
+    code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                               PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
     if (!code_) throw std::runtime_error(message("cannot compile an expression", error));
     // Without just-in-time compilation (no support on this processor) the interpreter is used.
@@ -85,8 +93,8 @@ std::unique_ptr<pre_tokenizer> pre_tokenizer::of_kind(std::string_view kind) {
   for (const kind_entry& entry : kind_table()) {
     if (entry.name != kind) continue;
     std::vector<std::shared_ptr<const pattern>> stages;
-    for (const char* expression : entry.stages)
-      stages.push_back(std::make_shared<const pattern>(expression));
+    for (const auto expression : entry.stages)
+      stages.push_back(std::make_shared<const pattern>(expression()));
     return std::unique_ptr<pre_tokenizer>(new pre_tokenizer(std::move(stages)));
   }
   return nullptr;
