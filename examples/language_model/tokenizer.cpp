@@ -7,9 +7,9 @@ namespace language_model {
 
 namespace {
 
-/// GGUF's tokenizer.ggml.token_type of tokens that text can be made of; others (control, unused,
-/// ...) are never produced.
-constexpr std::int64_t normal_token = 1;
+/// GGUF's tokenizer.ggml.token_type. Of the types that are not here, and of bytes, the texts are
+/// written as those of normal tokens are.
+enum token_type : std::int64_t { normal = 1, unknown = 2, control = 3, user_defined = 4 };
 
 /// GPT-2 writes tokens as text by standing a printable character for every byte: the printable ones
 /// of Latin-1 for themselves, and the others, in order, for U+0100 on. Gives each byte's code
@@ -22,6 +22,12 @@ std::array<char32_t, 256> byte_alphabet() {
     result[byte] = printable ? static_cast<char32_t>(byte) : next++;
   }
   return result;
+}
+
+/// A code point of that alphabet: of one or two bytes.
+std::string utf8(char32_t code) {
+  if (code < 0x80) return {static_cast<char>(code)};
+  return {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
 }
 
 /// The bytes that a token's text stands for; nothing when a character of it stands for no byte.
@@ -64,17 +70,16 @@ tokenizer::tokenizer(const gguf_file& file) {
   if (model != "gpt2")
     throw file_error(file.path(),
                      "its tokenizer is of kind " + in_quotes(model) + " (supported: gpt2)");
-  // Files from before the key existed hold GPT-2's own kind.
-  const std::string_view kind = file.find_string("tokenizer.ggml.pre").value_or("gpt-2");
+  // There are files from before the key existed; they do not tell in which way theirs splits words.
+  const std::string_view kind = file.string("tokenizer.ggml.pre");
   pre_tokenizer_ = pre_tokenizer::of_kind(kind);
   if (!pre_tokenizer_)
     throw file_error(file.path(), "its pre-tokenizer is of kind " + in_quotes(kind) +
                                       " (supported: " + pre_tokenizer::kinds() + ")");
-  read_vocabulary(file);
-  read_merges(file);
+  read_merges(file, read_vocabulary(file));
 }
 
-void tokenizer::read_vocabulary(const gguf_file& file) {
+tokenizer::id_map tokenizer::read_vocabulary(const gguf_file& file) {
   const auto& texts = file.strings("tokenizer.ggml.tokens");
   const auto* types = file.find_integers("tokenizer.ggml.token_type");
   if (texts.size() > static_cast<std::size_t>(std::numeric_limits<token_id>::max()))
@@ -84,72 +89,79 @@ void tokenizer::read_vocabulary(const gguf_file& file) {
                                       std::to_string(types->size()) + " token types");
 
   const byte_decoder decode;
-  std::vector<bool> ordinary(texts.size());
+  id_map ids;
   bytes_.reserve(texts.size());
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    std::optional<std::string> bytes;
-    if (types == nullptr || (*types)[i] == normal_token) bytes = decode(texts[i]);
-    ordinary[i] = bytes.has_value();
-    bytes_.push_back(bytes ? std::move(*bytes) : std::string(texts[i]));
+    const auto id = static_cast<token_id>(i);
+    const std::int64_t type = types == nullptr ? normal : (*types)[i];
+    const bool literal = type == unknown || type == control || type == user_defined;
+    const auto bytes = literal ? std::nullopt : decode(texts[i]);
+    bytes_.push_back(bytes ? *bytes : std::string(texts[i]));
+    if (type == user_defined) literals_.add(texts[i], id);
+    // Tokens without a text fill gaps.
+    if (!texts[i].empty() && !ids.try_emplace(texts[i], id).second)
+      throw file_error(file.path(), "its token " + in_quotes(texts[i]) + " comes twice");
   }
-  for (std::size_t i = 0; i < bytes_.size(); ++i)
-    if (ordinary[i]) ids_.try_emplace(bytes_[i], static_cast<token_id>(i));
 
-  std::optional<token_id> unknown;
+  std::optional<token_id> unknown_id;
   if (const auto id = file.find_integer("tokenizer.ggml.unknown_token_id")) {
     if (*id >= bytes_.size())
       throw file_error(file.path(), "its unknown token " + std::to_string(*id) +
                                         " is not in its vocabulary of " +
                                         std::to_string(bytes_.size()));
-    unknown = static_cast<token_id>(*id);
+    unknown_id = static_cast<token_id>(*id);
   }
+  const auto alphabet = byte_alphabet();
   for (std::size_t byte = 0; byte < byte_tokens_.size(); ++byte) {
-    const char text = static_cast<char>(static_cast<unsigned char>(byte));
-    const auto found = ids_.find(std::string_view(&text, 1));
-    byte_tokens_[byte] = found == ids_.end() ? unknown : std::optional(found->second);
+    const auto found = ids.find(utf8(alphabet[byte]));
+    byte_tokens_[byte] = found == ids.end() ? unknown_id : std::optional(found->second);
   }
+  return ids;
 }
 
-void tokenizer::read_merges(const gguf_file& file) {
-  const byte_decoder decode;
-  const auto id_of = [&](const std::optional<std::string>& bytes) -> std::optional<token_id> {
-    if (!bytes) return std::nullopt;
-    const auto found = ids_.find(*bytes);
-    return found == ids_.end() ? std::nullopt : std::optional(found->second);
-  };
+void tokenizer::read_merges(const gguf_file& file, const id_map& ids) {
   std::uint32_t rank = 0;
   for (const std::string_view text : file.strings("tokenizer.ggml.merges")) {
     const std::size_t space = text.find(' ');
     if (space == std::string_view::npos)
       throw file_error(file.path(), "its merge " + in_quotes(text) + " is not two tokens");
-    const auto left = decode(text.substr(0, space)), right = decode(text.substr(space + 1));
-    const auto left_id = id_of(left), right_id = id_of(right);
-    const auto result = left && right ? id_of(*left + *right) : std::nullopt;
-    if (!left_id || !right_id || !result)
+    const std::string_view left = text.substr(0, space), right = text.substr(space + 1);
+    const auto left_id = ids.find(left), right_id = ids.find(right),
+               result = ids.find(std::string(left) + std::string(right));
+    if (left_id == ids.end() || right_id == ids.end() || result == ids.end())
       throw file_error(file.path(),
                        "its merge " + in_quotes(text) + " is not of tokens in its vocabulary");
-    merges_.try_emplace(pair_key(*left_id, *right_id), merge{rank++, *result});
+    merges_.try_emplace(pair_key(left_id->second, right_id->second), merge{rank++, result->second});
   }
 }
 
 std::vector<token_id> tokenizer::encode(std::string_view text) const {
-  // Words repeat: most are found here. Long pieces (runs of white space, say) rarely do.
-  constexpr std::size_t longest_cached = 64, most_cached = 1 << 16;
-  std::unordered_map<std::string_view, std::vector<token_id>> cache;
+  word_cache cache;
   std::vector<token_id> tokens;
+  for (const literal_tokens::piece& piece : literals_.split(text)) {
+    if (piece.token)
+      tokens.push_back(*piece.token);
+    else
+      encode_text(piece.text, cache, tokens);
+  }
+  return tokens;
+}
+
+/// Words repeat: most are found in the cache. Long pieces (runs of white space, say) rarely do.
+void tokenizer::encode_text(std::string_view text, word_cache& cache,
+                            std::vector<token_id>& out) const {
+  constexpr std::size_t longest_cached = 64, most_cached = 1 << 16;
   for (const std::string_view word : pre_tokenizer_->split(text)) {
     const auto found = cache.find(word);
     if (found != cache.end()) {
-      tokens.insert(tokens.end(), found->second.begin(), found->second.end());
+      out.insert(out.end(), found->second.begin(), found->second.end());
       continue;
     }
-    const std::size_t begin = tokens.size();
-    encode_word(word, tokens);
+    const std::size_t begin = out.size();
+    encode_word(word, out);
     if (word.size() <= longest_cached && cache.size() < most_cached)
-      cache.emplace(word,
-                    std::vector(tokens.begin() + static_cast<std::ptrdiff_t>(begin), tokens.end()));
+      cache.emplace(word, std::vector(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end()));
   }
-  return tokens;
 }
 
 /// Merges the pair of lowest rank, leftmost first, until no pair has a merge: a linked list of

@@ -12,11 +12,10 @@
 #include <vector>
 
 #include "gguf.hpp"
+#include "literal_tokens.hpp"
 #include "pre_tokenizer.hpp"
 
 namespace language_model {
-
-using token_id = std::int32_t;
 
 class tokenizer {
  public:
@@ -25,9 +24,10 @@ class tokenizer {
   explicit tokenizer(const gguf_file& file);
 
   /// Tokens of any bytes. The text is taken as it is: nothing is normalised, no token is put before
-  /// or after, and the spelling of a control token is ordinary text. Bytes that are not UTF-8 are
-  /// encoded byte by byte. A byte for which the vocabulary has no token becomes the unknown token,
-  /// or is left out when there is none.
+  /// or after. The spelling of a user-defined token is that token wherever it stands; the spelling
+  /// of a control token is ordinary text, as that of an unknown or unused one. Merges may give
+  /// tokens of any type. Bytes that are not UTF-8 are encoded byte by byte. A byte for which the
+  /// vocabulary has no token becomes the unknown token, or is left out when there is none.
   [[nodiscard]] std::vector<token_id> encode(std::string_view text) const;
 
   /// The bytes that a token stands for. A token id must be within the vocabulary.
@@ -46,13 +46,18 @@ class tokenizer {
     return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32) |
            static_cast<std::uint32_t>(right);
   }
-  void read_vocabulary(const gguf_file& file);
-  void read_merges(const gguf_file& file);
+  /// The ids of all tokens by their texts in the file, which they view.
+  using id_map = std::unordered_map<std::string_view, token_id>;
+  id_map read_vocabulary(const gguf_file& file);
+  void read_merges(const gguf_file& file, const id_map& ids);
+  /// Words that were encoded before. Views the text.
+  using word_cache = std::unordered_map<std::string_view, std::vector<token_id>>;
+  void encode_text(std::string_view text, word_cache& cache, std::vector<token_id>& out) const;
   void encode_word(std::string_view word, std::vector<token_id>& out) const;
 
   std::unique_ptr<pre_tokenizer> pre_tokenizer_;
   std::vector<std::string> bytes_;
-  std::unordered_map<std::string_view, token_id> ids_;  // views into bytes_, ordinary tokens only
+  literal_tokens literals_;  // the user-defined ones
   std::array<std::optional<token_id>, 256> byte_tokens_;
   std::unordered_map<std::uint64_t, merge> merges_;
 };
