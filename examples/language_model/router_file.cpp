@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "safetensors.hpp"
 
@@ -23,7 +24,7 @@ std::string shape_text(index_t layers, index_t d_model, index_t groups) {
          std::to_string(groups) + " groups";
 }
 
-/// Reads tensors by name, with shapes that must agree with each other.
+/// Reads tensors by name, with shapes that must agree with each other, and remembers which.
 class router_loader {
  public:
   explicit router_loader(const safetensors_file& file) : file_(file) {}
@@ -31,7 +32,7 @@ class router_loader {
   [[nodiscard]] bool has(const std::string& name) const { return file_.tensors().contains(name); }
 
   /// One token router; what it does not name of its own is taken from `shared`.
-  token_router load(const std::string& prefix, const token_router* shared) const {
+  token_router load(const std::string& prefix, const token_router* shared) {
     token_router result;
     result.projection = load_matrix(prefix + "projection");
     const index_t d_group = result.projection.cols();
@@ -58,6 +59,14 @@ class router_loader {
     return found->second;
   }
 
+  /// A tensor that nothing has taken would be of no effect, which nobody means who puts it there.
+  void expect_all_taken(std::size_t layers) const {
+    for (const auto& [name, tensor] : file_.tensors())
+      if (!taken_.contains(name))
+        refuse("tensor " + in_quotes(name) + " is no part of one of " + std::to_string(layers) +
+               " layers");
+  }
+
   [[noreturn]] void refuse(const std::string& problem) const {
     throw file_error(file_.path(), "not a router: " + problem);
   }
@@ -75,13 +84,13 @@ class router_loader {
     return extents;
   }
 
-  matrix load_matrix(const std::string& name) const {
+  matrix load_matrix(const std::string& name) {
     const auto& extents = shape(name, 2);
     const std::vector<float> elements = finite(name);
     return Eigen::Map<const matrix>(elements.data(), extents[0], extents[1]);
   }
 
-  row_vector load_vector(const std::string& name, index_t length) const {
+  row_vector load_vector(const std::string& name, index_t length) {
     if (shape(name, 1)[0] != length)
       refuse("tensor '" + name + "' has length " + std::to_string(shape(name, 1)[0]) +
              ", expected " + std::to_string(length));
@@ -89,7 +98,8 @@ class router_loader {
     return Eigen::Map<const row_vector>(elements.data(), length);
   }
 
-  std::vector<float> finite(const std::string& name) const {
+  std::vector<float> finite(const std::string& name) {
+    taken_.insert(name);
     std::vector<float> elements = file_.floats(name);
     for (const float x : elements)
       if (!std::isfinite(x)) refuse("tensor '" + name + "' is not finite");
@@ -97,6 +107,7 @@ class router_loader {
   }
 
   const safetensors_file& file_;
+  std::set<std::string> taken_;
 };
 
 void add_weights(safetensors_writer& out, const std::string& name, std::vector<std::int64_t> shape,
@@ -146,7 +157,7 @@ focus::centroid_params<float> token_router::params(focus::similarity metric) con
 
 router load_router(const std::string& path, const model_config& config) {
   const safetensors_file file(path);
-  const router_loader loader(file);
+  router_loader loader(file);
   router result;
   result.information = file.metadata();
 
@@ -168,9 +179,15 @@ router load_router(const std::string& path, const model_config& config) {
     layer_router layer{.query = loader.load(layer_prefix(l), nullptr), .key = std::nullopt};
     if (loader.has(layer_prefix(l) + "key_projection"))
       layer.key = loader.load(layer_prefix(l) + "key_", &layer.query);
+    else
+      for (const char* part : {"key_bias", "key_centroids", "key_log_group_scale"})
+        if (loader.has(layer_prefix(l) + part))
+          loader.refuse("tensor '" + layer_prefix(l) + part + "' is there without '" +
+                        layer_prefix(l) + "key_projection'");
     result.layers.push_back(std::move(layer));
   }
   if (result.layers.empty()) loader.refuse("tensor 'layers.0.projection' is missing");
+  loader.expect_all_taken(result.layers.size());
 
   if (result.groups() > focus::max_groups)
     loader.refuse("it has " + std::to_string(result.groups()) + " groups (supported: up to " +

@@ -6,7 +6,8 @@
 //   layers.N.centroids        [groups, d_group]   C
 //   layers.N.log_group_scale  [groups]            the column potentials
 // and, optionally, layers.N.key_projection: then keys are routed by a projection of their own, with
-// key_bias (optional), and key_centroids and key_log_group_scale where given, else those above.
+// key_bias (optional), and key_centroids and key_log_group_scale where given, else those above. A
+// tensor of another name is refused.
 // Metadata, as strings: similarity ("dot" or "cosine") and temperature are needed; anything else is
 // information.
 #pragma once

@@ -23,20 +23,32 @@ namespace {
 using json = nlohmann::json;
 
 constexpr std::uint64_t length_bytes = 8;
+constexpr std::uint64_t longest_header = 100'000'000;  // as the format has it
 constexpr const char* metadata_key = "__metadata__";
 
-/// Bytes an element; nothing for a type that this program does not know.
-std::optional<std::uint64_t> element_bytes(std::string_view dtype) {
+/// Bits an element; nothing for a type that the format does not have.
+std::optional<std::uint64_t> element_bits(std::string_view dtype) {
   constexpr std::pair<std::string_view, std::uint64_t> types[] = {
-      {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"U64", 8}, {"I32", 4},
-      {"U32", 4}, {"I16", 2}, {"U16", 2}, {"I8", 1},   {"U8", 1},  {"BOOL", 1}};
-  for (const auto& [name, bytes] : types)
-    if (name == dtype) return bytes;
+      {"F64", 64},        {"F32", 32},    {"F16", 16},    {"BF16", 16},       {"I64", 64},
+      {"U64", 64},        {"I32", 32},    {"U32", 32},    {"I16", 16},        {"U16", 16},
+      {"I8", 8},          {"U8", 8},      {"BOOL", 8},    {"C64", 64},        {"F8_E4M3", 8},
+      {"F8_E5M2", 8},     {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F8_E4M3FNUZ", 8}, {"F6_E3M2", 6},
+      {"F8_E5M2FNUZ", 8}, {"F4", 4}};
+  for (const auto& [name, bits] : types)
+    if (name == dtype) return bits;
   return std::nullopt;
 }
 
-/// Parses strictly: a key that comes twice in one object is an error too.
+/// Parses strictly: an object and then spaces, nothing else around them; and a key that comes twice
+/// in one object is an error too.
 json parse_header(std::string_view text) {
+  text = text.substr(0, text.find_last_not_of(' ') + 1);
+  if (!text.starts_with('{') || !text.ends_with('}'))
+    throw std::invalid_argument(
+        "its header is not a JSON object from its first byte on, then "
+        "spaces alone");
+  if (text.find('\0') != std::string_view::npos)
+    throw std::invalid_argument("its header has a byte of value 0");
   std::vector<std::set<std::string>> keys;
   return json::parse(text, [&](int, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start) keys.emplace_back();
@@ -69,9 +81,9 @@ safetensors_file::tensor tensor_of(const std::string& name, const json& entry,
 
   safetensors_file::tensor result;
   result.dtype = entry["dtype"].get<std::string>();
-  const auto bytes = element_bytes(result.dtype);
-  if (!bytes) refuse("its dtype is " + in_quotes(result.dtype) + " (supported: F32, F16, BF16)");
-  std::uint64_t size = *bytes;
+  const auto bits = element_bits(result.dtype);
+  if (!bits) refuse("its dtype is " + in_quotes(result.dtype) + ", which safetensors do not have");
+  std::uint64_t size = *bits;
   for (const json& number : entry["shape"]) {
     const std::int64_t extent = size_of(number, what + ": an extent");
     if (extent != 0 &&
@@ -80,6 +92,8 @@ safetensors_file::tensor tensor_of(const std::string& name, const json& entry,
     size *= static_cast<std::uint64_t>(extent);
     result.shape.push_back(extent);
   }
+  if (size % 8 != 0) refuse("its elements do not fill whole bytes");
+  size /= 8;
   const auto begin =
       static_cast<std::uint64_t>(size_of(entry["data_offsets"][0], what + ": an offset"));
   const auto end =
@@ -92,6 +106,34 @@ safetensors_file::tensor tensor_of(const std::string& name, const json& entry,
            std::to_string(size));
   result.data = data.subspan(begin, end - begin);
   return result;
+}
+
+/// The tensors' data follow one another, from the first byte to the last.
+void require_contiguous(const std::map<std::string, safetensors_file::tensor>& tensors,
+                        std::span<const std::byte> data) {
+  using entry = std::pair<const std::string, safetensors_file::tensor>;
+  std::vector<const entry*> sorted;
+  for (const entry& tensor : tensors) sorted.push_back(&tensor);
+  const auto begin = [&](const entry* t) {
+    return t->second.data.data() - data.data();
+  };
+  const auto end = [&](const entry* t) {
+    return begin(t) + static_cast<std::ptrdiff_t>(t->second.data.size());
+  };
+  std::sort(sorted.begin(), sorted.end(), [&](const entry* a, const entry* b) {
+    return std::pair(begin(a), end(a)) < std::pair(begin(b), end(b));
+  });
+  std::ptrdiff_t done = 0;
+  for (const entry* t : sorted) {
+    if (begin(t) != done)
+      throw std::invalid_argument("tensor " + in_quotes(t->first) + ": its data begin at byte " +
+                                  std::to_string(begin(t)) + ", those before it end at " +
+                                  std::to_string(done));
+    done = end(t);
+  }
+  if (done != static_cast<std::ptrdiff_t>(data.size()))
+    throw std::invalid_argument("its tensors have " + std::to_string(done) +
+                                " bytes of data, the file has " + std::to_string(data.size()));
 }
 
 template <class T>
@@ -111,11 +153,14 @@ safetensors_file::safetensors_file(const std::string& path) : file_(path) {
       throw std::invalid_argument("its header has " + std::to_string(header_length) +
                                   " bytes, the file has " + std::to_string(bytes.size()) +
                                   ": truncated?");
+    if (header_length > longest_header)
+      throw std::invalid_argument("its header has " + std::to_string(header_length) +
+                                  " bytes (supported: up to " + std::to_string(longest_header) +
+                                  ")");
     const auto header_bytes = bytes.subspan(length_bytes, header_length);
     const auto data = bytes.subspan(length_bytes + header_length);
     const json header =
         parse_header({reinterpret_cast<const char*>(header_bytes.data()), header_bytes.size()});
-    if (!header.is_object()) throw std::invalid_argument("its header is not a JSON object");
     for (const auto& [name, entry] : header.items()) {
       if (name != metadata_key) {
         tensors_.emplace(name, tensor_of(name, entry, data));
@@ -128,6 +173,7 @@ safetensors_file::safetensors_file(const std::string& path) : file_(path) {
         metadata_.emplace(key, value.get<std::string>());
       }
     }
+    require_contiguous(tensors_, data);
   } catch (const json::exception&) {
     throw file_error(path,
                      "not a safetensors file, or a damaged one: its header is not valid JSON");

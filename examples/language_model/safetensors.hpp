@@ -24,7 +24,9 @@ class safetensors_file {
     std::span<const std::byte> data;
   };
 
-  /// Maps and checks the whole file, apart from the tensors' contents. Throws file_error.
+  /// Maps and checks the whole file, apart from the tensors' contents: its header is one JSON
+  /// object from the first byte on, then spaces, and the tensors' data follow one another without a
+  /// hole, an overlap or a rest. Throws file_error.
   explicit safetensors_file(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }

@@ -83,6 +83,7 @@ void load_checkpoint(training_state& state, const std::map<std::string, std::str
                      const std::string& path) {
   const safetensors_file file(path);
   training_state loaded = state;
+  std::size_t taken = 0;
   loaded.step = read_step(file);
   for (const auto& [name, value] : settings)
     if (const std::string& of_file = metadata(file, setting_prefix + name); of_file != value)
@@ -96,7 +97,12 @@ void load_checkpoint(training_state& state, const std::map<std::string, std::str
       throw file_error(path, "not a checkpoint of this run: tensor " + in_quotes(name) +
                                  " has another shape than " + shape_text(rows, columns));
     std::copy(found.begin(), found.end(), elements.begin());
+    ++taken;
   });
+  if (file.tensors().size() != taken)
+    throw file_error(path, "not a checkpoint of this run: it has " +
+                               std::to_string(file.tensors().size()) + " tensors, expected " +
+                               std::to_string(taken));
   state = std::move(loaded);
 }
 

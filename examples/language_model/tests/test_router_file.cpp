@@ -189,6 +189,25 @@ TEST_CASE("router file: tensors that do not fit together are named") {
   unlike.add("layers.0.projection", {6, 3});
   unlike.add("layers.0.centroids", {4, 2});
   require_refused(unlike, {"layers.0.centroids", "2 columns", "3"});
+  parts half;
+  half.add_layer("layers.0.", 6, 4);
+  half.add_layer("layers.1.", 6, 4);
+  half.add("layers.1.key_bias", {3});
+  require_refused(half, {"'layers.1.key_bias'", "without 'layers.1.key_projection'"});
+  parts more;
+  more.add_layer("layers.0.", 6, 4);
+  more.add_layer("layers.1.", 6, 4);
+  more.add("layers.2.bias", {3});
+  require_refused(more, {"'layers.2.bias'", "no part of one of 2 layers"});
+  parts gap;
+  gap.add_layer("layers.0.", 6, 4);
+  gap.add_layer("layers.2.", 6, 4);
+  require_refused(gap, {"'layers.2.centroids'", "no part of one of 1 layers"});
+  parts unrelated;
+  unrelated.add_layer("layers.0.", 6, 4);
+  unrelated.add_layer("layers.1.", 6, 4);
+  unrelated.add("optimizer", {3});
+  require_refused(unrelated, {"'optimizer'", "no part of one of 2 layers"});
   parts scales;
   scales.add("layers.0.projection", {6, 3});
   scales.add("layers.0.centroids", {4, 3});
@@ -217,10 +236,11 @@ TEST_CASE("safetensors: damaged headers are named") {
   };
   refused("", {"8 bytes"});
   refused(bytes_of(~std::uint64_t{0}) + "{}", {"truncated?"});
-  refused(safetensors_bytes("nonsense"), {"not valid JSON"});
+  refused(safetensors_bytes("nonsense"), {"not a JSON object"});
+  refused(safetensors_bytes("{nonsense}"), {"not valid JSON"});
   refused(safetensors_bytes("{\"t\":\"\xff\"}"), {"not valid JSON"});
   refused(safetensors_bytes("[]"), {"not a JSON object"});
-  refused(safetensors_bytes(std::string(100000, '[')), {"not valid JSON"});
+  refused(safetensors_bytes("{\"t\":" + std::string(100000, '[') + "}"), {"not valid JSON"});
   refused(safetensors_bytes(R"({"__metadata__":{"a":1}})"), {"'a'", "not a string"});
   refused(safetensors_bytes(R"({"t":1})"), {"'t'", "dtype"});
   const auto tensor = [](const char* dtype, const char* shape, const char* offsets) {
@@ -228,7 +248,7 @@ TEST_CASE("safetensors: damaged headers are named") {
            ",\"data_offsets\":" + offsets + "}";
   };
   refused(safetensors_bytes("{" + tensor("F8", "[1]", "[0,4]") + "}", "1234"),
-          {"'F8'", "supported: F32"});
+          {"'F8'", "safetensors do not have"});
   refused(safetensors_bytes("{" + tensor("F32", "[1]", "[0,8]") + "}", "1234"),
           {"'t'", "truncated?"});
   refused(safetensors_bytes("{" + tensor("F32", "[1]", "[4,0]") + "}", "1234"), {"'t'"});
@@ -238,8 +258,76 @@ TEST_CASE("safetensors: damaged headers are named") {
           {"'t'", "non-negative"});
   refused(safetensors_bytes("{" + tensor("F32", "[4611686018427387904,4]", "[0,4]") + "}", "1234"),
           {"64 bits"});
+  refused(safetensors_bytes("{" + tensor("F4", "[3]", "[0,2]") + "}", "12"),
+          {"'t'", "whole bytes"});
   const std::string once = tensor("F32", "[1]", "[0,4]");
   refused(safetensors_bytes("{" + once + "," + once + "}", "1234"), {"'t'", "twice"});
+}
+
+TEST_CASE("safetensors: a header is one object from the first byte on, then spaces") {
+  const auto read = [](const std::string& header) {
+    const temporary_file file(safetensors_bytes(header));
+    safetensors_file{file.path()};
+  };
+  REQUIRE_NOTHROW(read("{}"));
+  REQUIRE_NOTHROW(read("{}      "));
+  REQUIRE_NOTHROW(read("{\n}"));
+  using namespace std::string_literals;
+  for (const std::string& header :
+       {""s, " "s, " {}"s, "\xef\xbb\xbf{}"s, "{}\n"s, "{}\t "s, "{}\0"s, "{}\0\0 "s, "{} \0 }"s,
+        "{}\0garbage}"s, "{\0}"s, "{}x"s, "{} {}"s, "{},"s, "{\"a\0\":1}"s}) {
+    INFO(in_quotes(header));
+    const temporary_file file(safetensors_bytes(header));
+    require_file_error([](const std::string& path) { safetensors_file{path}; }, file.path(),
+                       {"its header "});
+  }
+}
+
+TEST_CASE("safetensors: data follow one another from the first byte to the last") {
+  const auto content = [](const std::vector<std::pair<int, int>>& ranges, std::size_t data) {
+    std::string header;
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      const auto [begin, end] = ranges[i];
+      header += (header.empty() ? "" : ",") + ("\"t" + std::to_string(i)) +
+                R"(":{"dtype":"U8","shape":[)" + std::to_string(end - begin) +
+                R"(],"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+    }
+    return safetensors_bytes("{" + header + "}", std::string(data, '1'));
+  };
+  const auto read = [](const std::string& path) {
+    safetensors_file{path};
+  };
+  for (const auto& ranges : std::vector<std::vector<std::pair<int, int>>>{
+           {{0, 8}}, {{4, 8}, {0, 4}}, {{0, 0}, {0, 8}, {8, 8}}, {{3, 8}, {3, 3}, {0, 3}}}) {
+    const temporary_file file(content(ranges, 8));
+    REQUIRE_NOTHROW(read(file.path()));
+  }
+  const auto refused = [&](const std::vector<std::pair<int, int>>& ranges,
+                           const std::vector<std::string>& expected) {
+    const temporary_file file(content(ranges, 8));
+    require_file_error(read, file.path(), expected);
+  };
+  refused({{0, 8}, {0, 8}}, {"'t1'", "begin at byte 0", "end at 8"});  // the same
+  refused({{0, 5}, {4, 8}}, {"'t1'", "begin at byte 4", "end at 5"});  // an overlap
+  refused({{0, 3}, {4, 8}}, {"'t1'", "begin at byte 4", "end at 3"});  // a hole
+  refused({{1, 8}}, {"'t0'", "begin at byte 1", "end at 0"});          // at the beginning
+  refused({{0, 4}}, {"4 bytes of data", "the file has 8"});            // at the end
+  refused({}, {"0 bytes of data", "the file has 8"});
+  refused({{0, 8}, {4, 4}}, {"'t1'", "begin at byte 4", "end at 8"});  // empty, inside
+}
+
+TEST_CASE("safetensors: every type of the format is known, and read where it can be") {
+  for (const auto& [type, bytes] : std::vector<std::pair<std::string, int>>{
+           {"BOOL", 4}, {"F4", 2}, {"F6_E2M3", 3}, {"F8_E4M3", 4}, {"F8_E5M2", 4}, {"C64", 32}}) {
+    const temporary_file file(safetensors_bytes(R"({"t":{"dtype":")" + type +
+                                                    R"(","shape":[2,2],"data_offsets":[0,)" +
+                                                    std::to_string(bytes) + "]}}",
+                                                std::string(static_cast<std::size_t>(bytes), '1')));
+    const safetensors_file read(file.path());
+    CHECK(read.tensors().at("t").dtype == type);
+    require_file_error([&](const std::string&) { (void)read.floats("t"); }, file.path(),
+                       {"'t' is of type " + type, "supported: F32, F16, BF16"});
+  }
 }
 
 TEST_CASE("write_file: nothing is left behind where writing fails") {
