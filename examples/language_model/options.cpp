@@ -2,7 +2,11 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <limits>
 #include <sstream>
+#include <type_traits>
+
+#include "mapped_file.hpp"
 
 namespace language_model {
 
@@ -34,6 +38,33 @@ index_t parse_number(std::string_view text, index_t lowest, index_t highest) {
   return whole && n >= lowest && n <= highest ? n : -1;
 }
 
+template <class T>
+std::string shortest_text(T x) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, x).ptr};
+}
+
+/// A number from lowest to highest, in decimal, and nothing else. Left to itself CLI11 takes 010
+/// for 8, -1 for 2^64 - 1 and nan for a number within any bounds. For transform(), as what it has
+/// checked it writes back as CLI11 reads it.
+template <class T>
+CLI::Validator number_within(T lowest, T highest) {
+  constexpr bool whole = std::is_integral_v<T>;
+  const std::string range = shortest_text(lowest) + " to " + shortest_text(highest);
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        T x{};
+        const char *begin = text.data(), *end = begin + text.size();
+        const auto result = std::from_chars(begin, end, x);
+        if (result.ec != std::errc{} || result.ptr != end || !(x >= lowest && x <= highest))
+          return std::string("expected a ") + (whole ? "whole number" : "number") + " from " +
+                 range + ", got " + in_quotes(text);
+        text = shortest_text(x);
+        return {};
+      },
+      range);
+}
+
 CLI::Option* add_model(CLI::App& command, std::string& model) {
   return command.add_option("--model", model, "Model file: GGUF, LLaMA architecture")->required();
 }
@@ -41,18 +72,18 @@ CLI::Option* add_model(CLI::App& command, std::string& model) {
 void add_common(CLI::App& command, common_options& options) {
   add_model(command, options.model);
   command.add_option("--threads", options.threads, "Threads; 0: one a core")
-      ->check(CLI::Range(index_t{0}, index_t{1024}))
+      ->transform(number_within(index_t{0}, index_t{1024}))
       ->capture_default_str();
 }
 
 void add_windows(CLI::App& command, text_options& options, const char* windows_help) {
   command.add_option("--context", options.context, "Tokens in each window")
-      ->check(CLI::Range(index_t{2}, many))
+      ->transform(number_within(index_t{2}, many))
       ->capture_default_str();
   command.add_option("--windows", options.windows, windows_help)
-      ->check(CLI::Range(index_t{1}, many));
+      ->transform(number_within(index_t{1}, many));
   command.add_option("--skip", options.skip, "Tokens left out at the beginning of the text")
-      ->check(CLI::Range(index_t{0}, many))
+      ->transform(number_within(index_t{0}, many))
       ->capture_default_str();
 }
 
@@ -78,17 +109,17 @@ void add_perplexity(CLI::App& app, std::optional<perplexity_options>& chosen,
                    "K, number of groups; a list gives a row each; with "
                    "--router, the routers must have it  [8]")
       ->delimiter(',')
-      ->check(CLI::Range(index_t{1}, focus::max_groups));
+      ->transform(number_within(index_t{1}, focus::max_groups));
   command
       ->add_option(
           "--top-k", o.top_k,
           "Groups each token keeps; a list gives a row each: 1,2. As query and as key: 2:1")
       ->capture_default_str();
   command->add_option("--window", o.window, "w: keys with i - j <= w are always visible; -1: none")
-      ->check(CLI::Range(focus::no_window, many))
+      ->transform(number_within(focus::no_window, many))
       ->capture_default_str();
   command->add_option("--sinks", o.sinks, "First tokens that are always visible")
-      ->check(CLI::Range(index_t{0}, many))
+      ->transform(number_within(index_t{0}, many))
       ->capture_default_str();
   command
       ->add_option("--layers", o.layers,
@@ -110,35 +141,41 @@ void add_calibrate(CLI::App& app, std::optional<calibrate_options>& chosen, cali
       ->required();
   add_windows(*command, o.text, "Number of windows, spread over the texts  [8]");
   command->add_option("--groups", o.groups, "K, number of groups")
-      ->check(CLI::Range(index_t{1}, focus::max_groups))
+      ->transform(number_within(index_t{1}, focus::max_groups))
       ->capture_default_str();
   command->add_option("--dimensions", o.dimensions, "Principal components that are kept")
-      ->check(CLI::Range(index_t{1}, many))
+      ->transform(number_within(index_t{1}, many))
       ->capture_default_str();
   command->add_option("--sinks", o.sinks, "First tokens of each window that are left out")
-      ->check(CLI::Range(index_t{0}, many))
+      ->transform(number_within(index_t{0}, many))
       ->capture_default_str();
   command->add_option("--similarity", o.similarity, "How tokens are compared with centroids")
       ->check(CLI::IsMember({"cosine", "dot"}))
       ->capture_default_str();
   command->add_option("--temperature", o.temperature, "tau of the Sinkhorn iterations")
-      ->check(CLI::Range(1e-3f, 1e3f))
+      ->transform(number_within(1e-3f, 1e3f))
       ->capture_default_str();
   command->add_option("--restarts", o.restarts, "Runs of k-means, of which the best is kept")
-      ->check(CLI::Range(1, 1000))
+      ->transform(number_within(1, 1000))
       ->capture_default_str();
-  command->add_option("--seed", o.seed, "Seed of the runs")->capture_default_str();
+  command->add_option("--seed", o.seed, "Seed of the runs")
+      ->transform(number_within(std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
   command->add_option("--output,-o", o.output, "Router file to write, safetensors")->required();
   command->callback([&chosen, &o] { chosen = o; });
 }
 
 void add_training(CLI::App& command, training_options& o) {
   const auto count = [&](const char* names, index_t& n, index_t lowest, const char* help) {
-    command.add_option(names, n, help)->check(CLI::Range(lowest, many))->capture_default_str();
+    command.add_option(names, n, help)
+        ->transform(number_within(lowest, many))
+        ->capture_default_str();
   };
   const auto real = [&](const char* names, float& x, float lowest, float highest,
                         const char* help) {
-    command.add_option(names, x, help)->check(CLI::Range(lowest, highest))->capture_default_str();
+    command.add_option(names, x, help)
+        ->transform(number_within(lowest, highest))
+        ->capture_default_str();
   };
   command.add_flag("--separate-keys", o.separate_keys,
                    "Keys get a projection and centroids of their own");
@@ -148,11 +185,13 @@ void add_training(CLI::App& command, training_options& o) {
   real("--warm-up", o.warm_up, 0, 1, "Share of the steps in which the learning rate rises");
   real("--temperature", o.temperature, 1e-3f, 1e3f, "tau of the Sinkhorn iterations");
   command.add_option("--iterations", o.iterations, "Sinkhorn iterations")
-      ->check(CLI::Range(0, 100000))
+      ->transform(number_within(0, 100000))
       ->capture_default_str();
   count("--window", o.window, focus::no_window, "w: keys with i - j <= w are always visible");
   count("--sinks", o.sinks, 0, "First tokens that are always visible");
-  command.add_option("--seed", o.seed, "Seed of all that is drawn")->capture_default_str();
+  command.add_option("--seed", o.seed, "Seed of all that is drawn")
+      ->transform(number_within(std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
 }
 
 void add_train(CLI::App& app, std::optional<train_options>& chosen, train_options& o) {
@@ -164,19 +203,19 @@ void add_train(CLI::App& app, std::optional<train_options>& chosen, train_option
   command->add_option("--text,--texts", o.text.texts, "Text files; windows are drawn from all")
       ->required();
   command->add_option("--context,--tokens", o.text.context, "Tokens in each window")
-      ->check(CLI::Range(index_t{2}, many))
+      ->transform(number_within(index_t{2}, many))
       ->capture_default_str();
   command->add_option("--skip", o.text.skip, "Tokens left out at the beginning of each text")
-      ->check(CLI::Range(index_t{0}, many))
+      ->transform(number_within(index_t{0}, many))
       ->capture_default_str();
   command
       ->add_option("--groups", o.groups,
                    "K, number of groups; a list trains routers of each from the same forward "
                    "passes  [8]")
       ->delimiter(',')
-      ->check(CLI::Range(index_t{1}, focus::max_groups));
+      ->transform(number_within(index_t{1}, focus::max_groups));
   command->add_option("--dimensions,--d-group", o.dimensions, "d_group, width of the projections")
-      ->check(CLI::Range(index_t{1}, many))
+      ->transform(number_within(index_t{1}, many))
       ->capture_default_str();
   command->add_option("--initial", o.initial,
                       "Router to start from, whose groups, width and similarity are then kept; may "
@@ -201,10 +240,10 @@ void add_train(CLI::App& app, std::optional<train_options>& chosen, train_option
                       "Checkpoint file, removed at the end  [the output's name and .checkpoint]");
   command
       ->add_option("--checkpoint-every", o.checkpoint_every, "Steps from checkpoint to checkpoint")
-      ->check(CLI::Range(index_t{1}, many))
+      ->transform(number_within(index_t{1}, many))
       ->capture_default_str();
   command->add_option("--report-every", o.report_every, "Steps from line to line")
-      ->check(CLI::Range(index_t{1}, many))
+      ->transform(number_within(index_t{1}, many))
       ->capture_default_str();
   command->callback([&chosen, &o] { chosen = o; });
 }
@@ -217,10 +256,10 @@ void add_groups(CLI::App& app, std::optional<groups_options>& chosen, groups_opt
   add_windows(*command, o.text, "Number of windows  [8]");
   command->add_option("--router", o.router, "Router file")->required();
   command->add_option("--layer", o.layer, "Layer, from 0 on")
-      ->check(CLI::Range(index_t{0}, many))
+      ->transform(number_within(index_t{0}, many))
       ->capture_default_str();
   command->add_option("--tokens", o.tokens, "Tokens to show for each group")
-      ->check(CLI::Range(index_t{1}, many))
+      ->transform(number_within(index_t{1}, many))
       ->capture_default_str();
   command->callback([&chosen, &o] { chosen = o; });
 }

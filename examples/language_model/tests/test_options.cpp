@@ -143,6 +143,37 @@ TEST_CASE("options: help is not an error, wrong usage is, with exit code 2") {
             .exit_code == 2);
 }
 
+TEST_CASE("options: numbers are decimal, finite and shown as they were typed") {
+  const auto calibrate = [](const char* option, const char* value) {
+    return std::vector<const char*>{"calibrate", "--model", "m",    "--text", "t",
+                                    "-o",        "r",       option, value};
+  };
+  CHECK(parse(calibrate("--groups", "010")).calibrate->groups == 10);
+  CHECK(parse(calibrate("--context", "0100")).calibrate->text.context == 100);
+  CHECK(parse(calibrate("--temperature", "1e-3")).calibrate->temperature == 1e-3f);
+  CHECK(parse(calibrate("--seed", "18446744073709551615")).calibrate->seed == ~std::uint64_t{0});
+  const auto refused = [&](const std::vector<const char*>& arguments, const std::string& expected) {
+    const usage_message message = message_of(arguments);
+    INFO(message.text);
+    CHECK(message.exit_code == 2);
+    CHECK(contains(message.text, expected));
+    CHECK(contains(message.text, std::string("'") + arguments.back() + "'"));
+  };
+  for (const char* wrong : {"0x8", "8.0", "1e1", "+8", " 8", "8 ", "", "eight", "65", "-1", "nan"})
+    refused(calibrate("--groups", wrong), "expected a whole number from 1 to 64");
+  for (const char* wrong : {"-1", "18446744073709551616", "1.5"})
+    refused(calibrate("--seed", wrong), "from 0 to 18446744073709551615");
+  for (const char* wrong : {"nan", "-nan", "inf", "0", "1e-60", "0x1p-3", "0.1f", "-0.1"}) {
+    refused(calibrate("--temperature", wrong), "expected a number from 0.001 to 1000");
+    for (const char* option : {"--learning-rate", "--temperature"})
+      CHECK(message_of({"train", "--model", "m", "--text", "t", "-o", "r", option, wrong})
+                .exit_code == 2);
+  }
+  refused({"train", "--model", "m", "--text", "t", "-o", "r", "--learning-rate", "0"},
+          "from 1e-08 to 1000");
+  refused({"train", "--model", "m", "--text", "t", "-o", "r", "--warm-up", "nan"}, "from 0 to 1");
+}
+
 TEST_CASE("options: lists of top-k") {
   const auto list = parse_top_k("1,2,4:1", 4);
   REQUIRE(list.size() == 3);
