@@ -8,12 +8,13 @@ namespace language_model {
 namespace {
 
 void require_tokens(std::span<const token_id> tokens, index_t skip, index_t context, index_t count,
-                    const std::string& path) {
+                    const std::string& path, const std::string& purpose) {
   const auto available = static_cast<index_t>(tokens.size());
   if (available >= skip && (available - skip) / context >= count) return;
   throw file_error(path, "too short: it has " + std::to_string(available) + " tokens; " +
-                             std::to_string(count) + " windows of " + std::to_string(context) +
-                             " from token " + std::to_string(skip) + " on are asked for");
+                             std::to_string(count) + (count == 1 ? " window of " : " windows of ") +
+                             std::to_string(context) + (count == 1 ? " tokens is" : " tokens are") +
+                             " needed from token " + std::to_string(skip) + " on" + purpose);
 }
 
 }  // namespace
@@ -43,7 +44,7 @@ std::vector<token_id> loaded_model::read_text(const std::string& path,
 
 token_windows consecutive_windows(std::span<const token_id> tokens, index_t skip, index_t context,
                                   index_t count, const std::string& path) {
-  require_tokens(tokens, skip, context, count, path);
+  require_tokens(tokens, skip, context, count, path, "");
   token_windows windows;
   for (index_t w = 0; w < count; ++w)
     windows.push_back(tokens.subspan(static_cast<std::size_t>(skip + w * context),
@@ -52,8 +53,8 @@ token_windows consecutive_windows(std::span<const token_id> tokens, index_t skip
 }
 
 token_windows spread_windows(std::span<const token_id> tokens, index_t skip, index_t context,
-                             index_t count, const std::string& path) {
-  require_tokens(tokens, skip, context, count, path);
+                             index_t count, const std::string& path, const std::string& purpose) {
+  require_tokens(tokens, skip, context, count, path, purpose);
   const index_t gap = (static_cast<index_t>(tokens.size()) - skip - count * context) / count;
   token_windows windows;
   for (index_t w = 0; w < count; ++w)

@@ -39,8 +39,9 @@ token_windows consecutive_windows(std::span<const token_id> tokens, index_t skip
                                   index_t count, const std::string& path);
 
 /// `count` windows spread evenly over the tokens from `skip` on, without overlap. Throws as
-/// consecutive_windows does.
+/// consecutive_windows does; `purpose` ends the message.
 token_windows spread_windows(std::span<const token_id> tokens, index_t skip, index_t context,
-                             index_t count, const std::string& path);
+                             index_t count, const std::string& path,
+                             const std::string& purpose = "");
 
 }  // namespace language_model

@@ -99,7 +99,15 @@ class perplexity_table {
                                    " groups, not the number that --groups asks for");
       routers_.push_back(std::move(named));
     }
-    if (!routers_.empty()) return;
+    if (!routers_.empty()) {
+      for (const index_t groups : options_.groups)
+        if (std::none_of(routers_.begin(), routers_.end(),
+                         [&](const auto& named) { return named->router.groups() == groups; }))
+          throw usage_message{"language_model: --groups: no router of " + std::to_string(groups) +
+                                  " groups is given",
+                              2};
+      return;
+    }
     for (const index_t groups : options_.groups.empty() ? std::vector<index_t>{8} : options_.groups)
       routers_.push_back(std::make_unique<named_router>(named_router{"", calibrate_here(groups)}));
   }
@@ -109,12 +117,13 @@ class perplexity_table {
     constexpr index_t windows = 8, longest_context = 1024;
     const index_t context = std::min(longest_context, options_.text.context);
     const index_t after = options_.text.skip + count_ * options_.text.context;
-    return calibrate(loaded_.model, spread_windows(tokens_, after, context, windows, path_),
-                     {.groups = groups}, loaded_.pool, [&](index_t layer) {
-                       progress_.show("calibrating " + std::to_string(groups) + " groups, layer " +
-                                      std::to_string(layer + 1) + " of " +
-                                      std::to_string(loaded_.model.config().layers));
-                     });
+    const token_windows sample = spread_windows(tokens_, after, context, windows, path_,
+                                                ", to calibrate centroids (--router gives others)");
+    return calibrate(loaded_.model, sample, {.groups = groups}, loaded_.pool, [&](index_t layer) {
+      progress_.show("calibrating " + std::to_string(groups) + " groups, layer " +
+                     std::to_string(layer + 1) + " of " +
+                     std::to_string(loaded_.model.config().layers));
+    });
   }
 
   void plan_rows() {
