@@ -15,6 +15,7 @@
 #include "random.hpp"
 #include "tiny_model.hpp"
 #include "training.hpp"
+#include "training_checkpoint.hpp"
 
 namespace test_training {
 using namespace language_model;
@@ -199,6 +200,21 @@ TEST_CASE("training: a checkpoint of another run is refused, with both settings 
   w.second = w.tokens(900);
   checkpoint.write(read_file(checkpoint.path()).substr(0, 5000));
   refused({"damaged"});
+}
+
+TEST_CASE("training: a checkpoint of more layers than the run has is refused") {
+  const token_router router{.projection = matrix::Ones(3, 2),
+                            .bias = row_vector::Ones(2),
+                            .centroids = matrix::Ones(4, 2),
+                            .log_group_scale = row_vector::Zero(4)};
+  const trained_layer layer{.query = trained_token_router(router), .key = std::nullopt};
+  const temporary_file file;
+  save_checkpoint({.step = 3, .runs = {{layer, layer}}}, {}, file.path());
+  training_state same{.runs = {{layer, layer}}}, fewer{.runs = {{layer}}};
+  load_checkpoint(same, {}, file.path());
+  CHECK(same.step == 3);
+  require_file_error([&](const std::string& path) { load_checkpoint(fewer, {}, path); },
+                     file.path(), {"not a checkpoint of this run", "22 tensors, expected 11"});
 }
 
 TEST_CASE("training: potentials are those of the last texts' balanced assignments") {
