@@ -24,6 +24,7 @@ using json = nlohmann::json;
 
 constexpr std::uint64_t length_bytes = 8;
 constexpr std::uint64_t longest_header = 100'000'000;  // as the format has it
+constexpr int deepest_header = 16;  // more than it needs; each level takes memory
 constexpr const char* metadata_key = "__metadata__";
 
 /// Bits an element; nothing for a type that the format does not have.
@@ -50,7 +51,8 @@ json parse_header(std::string_view text) {
   if (text.find('\0') != std::string_view::npos)
     throw std::invalid_argument("its header has a byte of value 0");
   std::vector<std::set<std::string>> keys;
-  return json::parse(text, [&](int, json::parse_event_t event, json& parsed) {
+  return json::parse(text, [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > deepest_header) throw std::invalid_argument("its header is nested too deeply");
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
