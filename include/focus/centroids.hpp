@@ -36,18 +36,18 @@ using centroid_accumulator = std::common_type_t<accumulator_t<H>, accumulator_t<
 /// to[r] += rows[r] * panel for Rows rows, each row's sum in rising order of t: its bits do not
 /// depend on the rows beside it.
 template <int Rows, int Vectors, class A>
-FOCUS_NOINLINE void add_rows_times_panel(const A* const (&rows)[Rows], const A* panel,
+FOCUS_NOINLINE void add_rows_times_panel(const array_of<const A*, Rows>& rows, const A* panel,
                                          index_t depth, A* to, index_t to_stride) {
   constexpr int lanes = vec<A>::width;
-  vec<A> sum[Rows][Vectors];
+  table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
     sum[i / Vectors][i % Vectors] =
         vec<A>::load(to + i / Vectors * to_stride + i % Vectors * lanes);
   });
-  const A* row[Rows];
+  array_of<const A*, Rows> row;
   static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE { row[r] = rows[r]; });
   for (index_t t = 0; t < depth; ++t, panel += tile_sizes<A>::panel) {
-    vec<A> column[Vectors];
+    array_of<vec<A>, Vectors> column;
     static_for<Vectors>([&](auto v)
                             FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(panel + v * lanes); });
     static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
@@ -63,8 +63,9 @@ FOCUS_NOINLINE void add_rows_times_panel(const A* const (&rows)[Rows], const A* 
 
 /// to[r] += rows[r] * matrix, the matrix packed in panels that lie panel_stride apart.
 template <int Rows, class A>
-void add_rows_times_panels(const A* const (&rows)[Rows], const A* panels, index_t panel_stride,
-                           index_t depth, index_t columns, A* to, index_t to_stride) {
+void add_rows_times_panels(const array_of<const A*, Rows>& rows, const A* panels,
+                           index_t panel_stride, index_t depth, index_t columns, A* to,
+                           index_t to_stride) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
   for (index_t c = 0; c < columns; c += panel, panels += panel_stride) {
     if (columns - c > lanes)
@@ -114,7 +115,7 @@ vector_length<A> normalize(A* x, index_t padded_count) {
   }
   const A squared_length = reduce_add(squares);
   const A root = std::sqrt(squared_length);
-  if (squared_length != 0) divide_by(root);
+  if (!is_zero(squared_length)) divide_by(root);
   return {largest, root};
 }
 
@@ -161,13 +162,13 @@ class token_projector {
   template <int Rows, class H>
   void project(const scratch_memory& memory, const matrix_view<const H>& hidden, index_t first,
                index_t count, A* projected, A* scratch) const {
-    const H* token[Rows];
+    array_of<const H*, Rows> token;
     for (int r = 0; r < Rows; ++r) {
       token[r] = hidden.row(first + (std::min<index_t>)(r, count - 1));
       const A* bias = memory[bias_];
       copy(bias, bias + stride_, projected + r * stride_);
     }
-    const A* operand[Rows];
+    array_of<const A*, Rows> operand;
     for (index_t t = 0; t < model_dim_; t += depth_block) {
       const index_t depth = (std::min)(depth_block, model_dim_ - t);
       for (int r = 0; r < Rows; ++r) {
@@ -187,7 +188,7 @@ class token_projector {
   template <int Rows, class H>
   void project_directions(const scratch_memory& memory, const matrix_view<const H>& hidden,
                           index_t first, index_t count, A* projected, A* scratch,
-                          vector_length<A> (&length)[Rows]) const {
+                          array_of<vector_length<A>, Rows>& length) const {
     project<Rows>(memory, hidden, first, count, projected, scratch);
     for (int r = 0; r < Rows; ++r) {
       A* const row = projected + r * stride_;
@@ -284,13 +285,13 @@ class centroid_scorer {
     A* const scores = own[scores_];
     A* const scratch = own[projector_scratch_];
     if (metric_ == similarity::cosine) {
-      vector_length<A> length[Rows];
+      array_of<vector_length<A>, Rows> length;
       projector_.template project_directions<Rows>(memory, hidden, first, count, projected, scratch,
                                                    length);
     } else {
       projector_.template project<Rows>(memory, hidden, first, count, projected, scratch);
     }
-    const A* operand[Rows];
+    array_of<const A*, Rows> operand;
     for (int r = 0; r < Rows; ++r) operand[r] = projected + r * projector_.stride();
     fill(scores, scores + Rows * scores_stride_, A{0});
     add_rows_times_panels<Rows>(operand, memory[centroids_], group_dim_ * panel, group_dim_,

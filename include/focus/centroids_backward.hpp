@@ -55,7 +55,7 @@ template <int Rows, int Vectors, int XStride, class A>
 FOCUS_NOINLINE void add_transposed_product(const A* x, const A* panel, index_t depth, A* to,
                                            index_t to_stride) {
   constexpr int lanes = vec<A>::width;
-  vec<A> sum[Rows][Vectors];
+  table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>(
       [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
   multiply<Rows, Vectors, 1, XStride>(x, panel, depth, sum);
@@ -167,7 +167,7 @@ template <class A>
 void normalize_backward(const A* unit, const vector_length<A>& length, index_t padded_count,
                         A* gradient) {
   constexpr int lanes = vec<A>::width;
-  if (length.root == 0) return fill(gradient, gradient + padded_count, A{0});
+  if (is_zero(length.root)) return fill(gradient, gradient + padded_count, A{0});
   vec<A> products = vec<A>::zero();
   for (index_t c = 0; c < padded_count; c += lanes)
     products = fma(vec<A>::load(unit + c), vec<A>::load(gradient + c), products);
@@ -184,7 +184,7 @@ template <int Rows, int Vectors, class A, class T>
 FOCUS_NOINLINE void store_product(const A* z, const A* w, index_t depth, const matrix_view<T>& to,
                                   index_t first, index_t count, index_t column) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  vec<A> sum[Rows][Vectors];
+  table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>(
       [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
   for (index_t t = 0; t < depth; t += panel)
@@ -264,7 +264,8 @@ class centroid_gradient {
         narrow_row(row, group_dim_, to.projection.row(m));
       });
     if (!to.bias.empty()) {
-      A one[lanes];  // a whole vector, though one element of it is read: compilers warn otherwise
+      array_of<A, lanes>
+          one;  // a whole vector, though one element of it is read: compilers warn otherwise
       fill(one, one + lanes, A{1});
       const matrix_view<const A> ones(one, {n_, 1}, {0, 1});
       product_.run(memory, ones, dprojected, exec,
@@ -323,7 +324,7 @@ class centroid_gradient {
     A* const ds = own[ds_];
     A* const scratch = own[projector_scratch_];
 
-    vector_length<A> length[Rows];
+    array_of<vector_length<A>, Rows> length;
     if (cosine_)
       projector_.template project_directions<Rows>(memory, hidden, first, count, z, scratch,
                                                    length);
@@ -332,7 +333,7 @@ class centroid_gradient {
     for (index_t r = 0; wants_centroids_ && r < count; ++r) tokens.put(first + r, z + r * stride());
     if (!wants_projected_) return;
 
-    const A* operand[Rows];
+    array_of<const A*, Rows> operand;
     for (int r = 0; r < Rows; ++r) {
       operand[r] = ds + r * groups_stride();
       widen_row(dscores.row(first + (std::min<index_t>)(r, count - 1)), groups_,

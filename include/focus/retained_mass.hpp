@@ -135,7 +135,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     gates::write(memory, sums, exec);
     double sum = 0;
     for (const A* x = losses(memory, 0); x != losses(memory, heads); ++x) {
-      if (*x == keeps_nothing) return store_infinity(*loss);
+      if (is_equal(*x, keeps_nothing)) return store_infinity(*loss);
       sum += static_cast<double>(*x);
     }
     *loss = terms == 0 ? 0.0 : sum / static_cast<double>(terms);

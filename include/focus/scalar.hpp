@@ -205,6 +205,16 @@ constexpr T narrow(accumulator_t<T> x) noexcept(noexcept(scalar_traits<T>::from_
   return scalar_traits<T>::from_accumulator(x);
 }
 
+/// Exact comparisons, where they are meant: compilers may warn of ==. NaN is equal to nothing.
+template <std::floating_point A>
+constexpr bool is_equal(A a, std::type_identity_t<A> b) noexcept {
+  return a >= b && a <= b;
+}
+template <std::floating_point A>
+constexpr bool is_zero(A x) noexcept {
+  return is_equal(x, 0);
+}
+
 /// NaN by its bits: holds under -ffast-math, where std::isnan is folded to false.
 constexpr bool is_nan(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) > 0x7f800000u;

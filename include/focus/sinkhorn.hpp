@@ -146,7 +146,7 @@ class column_balance {
       for (index_t g = 0; g < f_.groups(); ++g) {
         column_[g] = iteration == 0 ? merged_exponentials(g) : merged_weights(g);
         // A group that no token can join is left as it is.
-        if (column_[g].sum != 0) potential_[g] -= column_[g].top + std::log(column_[g].sum);
+        if (!is_zero(column_[g].sum)) potential_[g] -= column_[g].top + std::log(column_[g].sum);
       }
       publish();
       after(iteration);
@@ -211,9 +211,9 @@ class column_balance {
     column_sum merged;
     for (index_t chunk = 0; chunk < chunks_; ++chunk) {
       const double chunk_sum = static_cast<double>(sums_[chunk * stride + g]);
-      if (chunk_sum == 0) continue;
+      if (is_zero(chunk_sum)) continue;
       const double chunk_top = static_cast<double>(tops_[chunk * stride + g]);
-      if (merged.sum == 0) merged.top = chunk_top;  // of nothing yet
+      if (is_zero(merged.sum)) merged.top = chunk_top;  // of nothing yet
       const double new_top = chunk_top > merged.top ? chunk_top : merged.top;
       merged.sum =
           merged.sum * std::exp(merged.top - new_top) + chunk_sum * std::exp(chunk_top - new_top);

@@ -153,7 +153,7 @@ class sinkhorn_gradient {
       for (index_t g = 0; g < groups_; ++g) {
         // Of a group that no token can join the potential was left as it is.
         const double c = steps[iteration].column_sum[g];
-        a[g] = c == 0 ? A{0} : static_cast<A>(df[g] / c);
+        a[g] = is_zero(c) ? A{0} : static_cast<A>(df[g] / c);
       }
       if (iteration == 0)
         sums_.run(

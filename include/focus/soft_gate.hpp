@@ -155,7 +155,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
     operand<A>::template accumulate_seen<Rows>(
         strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
           return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
-                 (!by_weight || gates[r * stride + slot - base] != A{0});
+                 (!by_weight || !is_zero(gates[r * stride + slot - base]));
         });
   }
 }

@@ -347,7 +347,7 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   }
   for (const auto kind : {focus::gate_kind::score, focus::gate_kind::weight}) {
     gradients got, expected;
-    const focus::gate_options gate{.kind = kind, .sharpness = 2.0f};
+    const focus::gate_options gate{.kind = kind, .sharpness = 2.0};
     focus::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(), assignment.view(),
                                gate, out.view(), pattern, {}, lse.view());
     focus::soft_gate_attention_backward(

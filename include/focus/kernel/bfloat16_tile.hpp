@@ -56,7 +56,7 @@ FOCUS_NOINLINE inline void multiply_row(float* row, index_t count, float factor)
 /// so rounded, too.
 FOCUS_ALWAYS_INLINE float factor_with_shift(float shift, float factor, index_t count, float* row) {
   constexpr float huge = 4096;
-  if ((shift > -huge && shift < huge) || factor == 1) return factor;
+  if ((shift > -huge && shift < huge) || is_equal(factor, 1)) return factor;
   multiply_row(row, count, factor);
   return 1;
 }
@@ -155,7 +155,7 @@ struct bfloat16_operand {
   template <int Rows>
   static void rescale_sums(const strip_state<E>& strip, const float* rescale) {
     for (int r = 0; r < Rows; ++r) {
-      if (rescale[r] == 1) continue;
+      if (is_equal(rescale[r], 1)) continue;
       const vec<float> factor = vec<float>::broadcast(rescale[r]);
       float* acc = strip.acc + r * strip.acc_stride;
       for (index_t c = 0; c < strip.acc_stride; c += vec<float>::width)

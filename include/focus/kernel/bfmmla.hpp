@@ -62,9 +62,10 @@ FOCUS_ALWAYS_INLINE bfloat16x8_t load_pair(const void* from) noexcept {
 
 /// sum[r][c] += a(r) * b(c), with a vector for each pair of rows or columns.
 template <int RowPairs, int ColumnPairs>
-FOCUS_ALWAYS_INLINE void multiply_pairs(const bfloat16x8_t (&a)[RowPairs], const bfloat16* b,
-                                        float32x4_t (&sum)[RowPairs][ColumnPairs]) {
-  bfloat16x8_t columns[ColumnPairs];
+FOCUS_ALWAYS_INLINE void multiply_pairs(const array_of<bfloat16x8_t, RowPairs>& a,
+                                        const bfloat16* b,
+                                        table_of<float32x4_t, RowPairs, ColumnPairs>& sum) {
+  array_of<bfloat16x8_t, ColumnPairs> columns;
   static_for<ColumnPairs>([&](auto c) FOCUS_LAMBDA_INLINE {
     columns[c] = load_pair(b + c * tile_sizes<bfloat16>::pair_size);
   });
@@ -84,8 +85,8 @@ FOCUS_ALWAYS_INLINE float32x4_t second_halves(float32x4_t a, float32x4_t b) noex
 
 /// Rows 2 r and 2 r + 1 of `to` from the sums of each pair of rows r.
 template <int RowPairs, int ColumnPairs>
-FOCUS_ALWAYS_INLINE void store_rows(const float32x4_t (&sum)[RowPairs][ColumnPairs], float* to,
-                                    index_t stride) {
+FOCUS_ALWAYS_INLINE void store_rows(const table_of<float32x4_t, RowPairs, ColumnPairs>& sum,
+                                    float* to, index_t stride) {
   static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
     float* even = to + 2 * r * stride;
     static_for<ColumnPairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
@@ -97,7 +98,7 @@ FOCUS_ALWAYS_INLINE void store_rows(const float32x4_t (&sum)[RowPairs][ColumnPai
 /// The way back.
 template <int RowPairs, int ColumnPairs>
 FOCUS_ALWAYS_INLINE void load_rows(const float* from, index_t stride,
-                                   float32x4_t (&sum)[RowPairs][ColumnPairs]) {
+                                   table_of<float32x4_t, RowPairs, ColumnPairs>& sum) {
   static_for<RowPairs>([&](auto r) FOCUS_LAMBDA_INLINE {
     const float* even = from + 2 * r * stride;
     static_for<ColumnPairs / 2>([&](auto c) FOCUS_LAMBDA_INLINE {
@@ -117,18 +118,18 @@ struct bfmmla_products {
                                    float* scores) {
     constexpr index_t quad = sizes::quad;
     constexpr int row_pairs = Rows / sizes::pair, key_pairs = sizes::panel / sizes::pair;
-    float32x4_t sum[row_pairs][key_pairs];
+    table_of<float32x4_t, row_pairs, key_pairs> sum;
     static_for<row_pairs * key_pairs>(
         [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / key_pairs][i % key_pairs] = vdupq_n_f32(0); });
     for (index_t t = 0; t < depth; t += quad) {
-      bfloat16x8_t rows[row_pairs];
+      array_of<bfloat16x8_t, row_pairs> rows;
       static_for<row_pairs>(
           [&](auto r) FOCUS_LAMBDA_INLINE { rows[r] = load_pair(query + r * sizes::pair_size); });
-      multiply_pairs(rows, key_panel, sum);
+      multiply_pairs<row_pairs, key_pairs>(rows, key_panel, sum);
       query += sizes::padded_rows * quad;
       key_panel += sizes::panel * quad;
     }
-    store_rows(sum, scores, sizes::score_stride);
+    store_rows<row_pairs, key_pairs>(sum, scores, sizes::score_stride);
   }
 
   template <int Rows, int Columns>
@@ -136,17 +137,17 @@ struct bfmmla_products {
                                       float* acc, index_t acc_stride) {
     constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
     constexpr int row_pairs = Rows / sizes::pair, column_pairs = Columns / sizes::pair;
-    float32x4_t sum[row_pairs][column_pairs];
-    load_rows(acc, acc_stride, sum);
+    table_of<float32x4_t, row_pairs, column_pairs> sum;
+    load_rows<row_pairs, column_pairs>(acc, acc_stride, sum);
     for (index_t t = 0; t < count; t += quad) {
-      bfloat16x8_t rows[row_pairs];
+      array_of<bfloat16x8_t, row_pairs> rows;
       static_for<row_pairs>(
           [&](auto r) FOCUS_LAMBDA_INLINE { rows[r] = load_pair(weights + 2 * r * stride); });
-      multiply_pairs(rows, values, sum);
+      multiply_pairs<row_pairs, column_pairs>(rows, values, sum);
       weights += quad;
       values += quad * sizes::panel;
     }
-    store_rows(sum, acc, acc_stride);
+    store_rows<row_pairs, column_pairs>(sum, acc, acc_stride);
   }
 
   static index_t place(index_t column, index_t slot) noexcept {

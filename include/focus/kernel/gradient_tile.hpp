@@ -43,7 +43,7 @@ template <int Keys, int Vectors, class A>
 FOCUS_NOINLINE void accumulate_transposed(const A* weights, const A* rows, index_t count,
                                           A* const* to, index_t offset) {
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
-  vec<A> sum[Keys][Vectors];
+  table_of<vec<A>, Keys, Vectors> sum;
   static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
     static_for<Vectors>(
         [&](auto v) FOCUS_LAMBDA_INLINE { sum[c][v] = vec<A>::load(to[c] + offset + v * lanes); });
@@ -73,7 +73,7 @@ struct row_panels {
   void pack(index_t rows, RowOf&& row_of) {
     nonfinite = false;
     for (index_t first = 0; first < rows; first += panel) {
-      decltype(row_of(0)) some[panel];
+      array_of<decltype(row_of(0)), panel> some;
       const index_t count = (std::min<index_t>)(panel, rows - first);
       for (index_t r = 0; r < count; ++r) some[r] = row_of(first + r);
       nonfinite |= detail::spread_over_panels(some, count, width, first, stride, data);
@@ -95,7 +95,7 @@ void accumulate_rows(const A* weights, const row_panels<A>& rows, index_t first,
     for (index_t c = 0; c < keys; ++c)
       for (index_t t = first; t < last; ++t) {
         const A weight = weights[t * stride + c];
-        if (weight == A{0}) continue;
+        if (is_zero(weight)) continue;
         for (index_t x = 0; x < rows.width; x += lanes)
           fma(vec<A>::broadcast(weight), vec<A>::load(rows.at(x / panel, t) + x % panel),
               vec<A>::load(to[c] + x))
@@ -296,7 +296,7 @@ class gradient_tile {
               const key_gradients<A>& to) {
     hide_empty_rows();
     const auto differentiate_block = [&](slot_range block) {
-      slot_range seen[max_strips];
+      array_of<slot_range, max_strips> seen;
       for (index_t first = 0; first < rows_; first += strip_rows)
         with_strip_rows<A>(rows_ - first, [&](auto strip) {
           seen[first / strip_rows] =
@@ -326,7 +326,7 @@ class gradient_tile {
   /// An empty row sees nothing and has no gradient.
   void hide_empty_rows() noexcept {
     for (index_t r = 0; r < rows_; ++r)
-      if (lse_[r] == empty_row) limits_[r] = {};
+      if (is_equal(lse_[r], empty_row)) limits_[r] = {};
   }
 
   /// Makes P and dS (and the gradients of the gates) of one strip against one block, at
@@ -382,7 +382,7 @@ class gradient_tile {
                            ds + r * stride, gate_slopes + at + r * stride);
       else
         differentiate_softmax(count, lse, delta, s + r * stride, ds + r * stride);
-      if (lse == nan_row) {
+      if (is_equal(lse, nan_row)) {
         spread_nan(count, s + r * stride);
         spread_nan(count, ds + r * stride);
         if constexpr (Gate::any) spread_nan(count, gate_slopes + at + r * stride);
@@ -441,7 +441,7 @@ class gradient_tile {
     else
       operand<A>::template accumulate_seen<Rows>(
           strip, values, seen, weights, keep,
-          [&](int r, index_t slot) { return weights[r * stride + slot - seen.begin] != A{0}; });
+          [&](int r, index_t slot) { return !is_zero(weights[r * stride + slot - seen.begin]); });
   }
 
   /// The block's keys, a register block at a time, over the rows of the strips that see them.
@@ -461,11 +461,11 @@ class gradient_tile {
       const index_t first_row = first * strip_rows;
       const index_t last_row = (std::min)(last * strip_rows, rows_);
 
-      index_t token[strip_rows];
+      array_of<index_t, strip_rows> token;
       for (index_t c = 0; c < keys; ++c) token[c] = token_of(slot + c);
       const auto add = [&](const A* weights, const row_panels<A>& rows, A* sums,
                            index_t sums_stride) {
-        A* to_key[strip_rows];
+        array_of<A*, strip_rows> to_key;
         for (index_t c = 0; c < strip_rows; ++c)
           to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : to.unused_row;
         accumulate_rows(weights + (slot - block.begin), rows, first_row, last_row, keys, to_key);

@@ -103,7 +103,7 @@ FOCUS_NOINLINE bool spread_over_panels(const T* const* rows, index_t count, inde
                                        index_t first, index_t stride, A* panels) {
   constexpr int panel = tile_sizes<A>::panel, lanes = tile_sizes<A>::lanes,
                 vectors = tile_sizes<A>::vectors;
-  vec<A> poison[vectors];  // 0 * x is NaN just for NaN and infinite x
+  array_of<vec<A>, vectors> poison;  // 0 * x is NaN just for NaN and infinite x
   static_for<vectors>([&](auto v) FOCUS_LAMBDA_INLINE { poison[v] = vec<A>::zero(); });
   for (index_t r = 0; r < count; ++r) {
     A* to = panels + (first + r) * panel;

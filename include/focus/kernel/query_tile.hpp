@@ -140,7 +140,7 @@ class query_tile : operand<E>::scope {
   void finish_row(index_t r, T* out) const {
     constexpr int lanes = tile_sizes<E>::lanes;
     const A* acc = acc_ + r * acc_stride_;
-    const bool nothing_seen = sum_[r] == A{0};
+    const bool nothing_seen = sees_nothing(r);
     const vec<A> factor = vec<A>::broadcast(A{1} / sum_[r + norm_at]);
     index_t c = 0;
     if (!nothing_seen) {
@@ -157,7 +157,7 @@ class query_tile : operand<E>::scope {
     for (; c < value_dim_; c += lanes)
       detail::store_narrowed(vec<A>::zero(), out + c, (std::min<index_t>)(lanes, value_dim_ - c));
   }
-  [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return sum_[r] == A{0}; }
+  [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return is_zero(sum_[r]); }
   /// The logsumexp of a row that has seen something, natural logarithm.
   [[nodiscard]] A logsumexp(index_t r) const {
     // A row of NaN scores alone never raises its maximum, but its sum is NaN.

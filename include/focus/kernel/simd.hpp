@@ -99,7 +99,7 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
     return load_float16(bits, static_cast<vec<A>*>(nullptr));
   } else {
     A lane[static_cast<std::size_t>(vec<A>::width)];
-    for (int l = 0; l < vec<A>::width; ++l) lane[l] = detail::widen(p[l]);
+    for (int l = 0; l < vec<A>::width; ++l) lane[l] = static_cast<A>(detail::widen(p[l]));
     return vec<A>::load(lane);
   }
 }
@@ -108,7 +108,7 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened(const T* p) {
 template <class T, class A = accumulator_t<T>>
 FOCUS_ALWAYS_INLINE vec<A> load_widened_partial(const T* p, index_t count) {
   A lane[static_cast<std::size_t>(vec<A>::width)] = {};
-  for (index_t l = 0; l < count; ++l) lane[l] = detail::widen(p[l]);
+  for (index_t l = 0; l < count; ++l) lane[l] = static_cast<A>(detail::widen(p[l]));
   return vec<A>::load(lane);
 }
 

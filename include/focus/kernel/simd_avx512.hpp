@@ -100,12 +100,20 @@ inline avx512_double zero_where_less(avx512_double x, avx512_double a, avx512_do
   return {_mm512_mask_mov_pd(x.v, _mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ), _mm512_setzero_pd())};
 }
 
+// In GCC without optimisation the intrinsics are macros, whose mask of all bits is a negative number.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
 inline avx512_float round(avx512_float x) noexcept {
   return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 inline avx512_double round(avx512_double x) noexcept {
   return {_mm512_roundscale_pd(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 // Products below the normal numbers would be exact here, and slow on some processors.
 inline avx512_float scale_by_power(avx512_float x, avx512_float n) noexcept {

@@ -162,7 +162,7 @@ template <class A>
 FOCUS_ALWAYS_INLINE generic_vector<A> where_zero(generic_vector<A> x, generic_vector<A> a,
                                                  generic_vector<A> b) noexcept {
   return generic_vector<A>::map(
-      [&](std::size_t l) { return x.lane[l] == A{0} ? a.lane[l] : b.lane[l]; });
+      [&](std::size_t l) { return is_zero(x.lane[l]) ? a.lane[l] : b.lane[l]; });
 }
 
 /// Square transposition of `width` vectors in place.

@@ -122,7 +122,7 @@ void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index
   using A = accumulator_t<E>;
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
   constexpr int padded_rows = (Rows + lanes - 1) / lanes * lanes;
-  A shift[padded_rows] = {}, drop[padded_rows] = {};
+  array_of<A, padded_rows> shift = {}, drop = {};
   for (int r = 0; r < Rows; ++r) {
     const slot_range own = own_scores<E>(strip.limit[r], base, count);
     const A highest = highest_score(scores + r * stride + own.begin, own.end - own.begin);

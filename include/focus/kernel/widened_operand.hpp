@@ -26,10 +26,10 @@ namespace detail {
 /// element at a[r * RowStep + t * DepthStep]; b(t, .) is the row of a panel.
 template <int Rows, int Vectors, int RowStep, int DepthStep, class A>
 FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
-                                  vec<A> (&sum)[Rows][Vectors]) {
+                                  table_of<vec<A>, Rows, Vectors>& sum) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
   for (index_t t = 0; t < depth; ++t, a += DepthStep, b += panel) {
-    vec<A> column[Vectors];
+    array_of<vec<A>, Vectors> column;
     static_for<Vectors>([&](auto v)
                             FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(b + v * lanes); });
     static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
@@ -46,7 +46,7 @@ template <int Rows, int Vectors, class A>
 FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores) {
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride,
                 panel = tile_sizes<A>::panel, chunk = tile_sizes<A>::depth_chunk;
-  vec<A> sum[Rows][Vectors];
+  table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>(
       [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
   for (index_t first = 0; first < depth; first += chunk) {
@@ -65,7 +65,7 @@ template <int Rows, int Vectors, class A>
 FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t count,
                                      const A* rescale, A* acc, index_t acc_stride) {
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
-  vec<A> sum[Rows][Vectors];
+  table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
     const vec<A> factor = vec<A>::broadcast(rescale[r]);
     static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
@@ -154,7 +154,7 @@ struct operand {
   static bool pack_value_panel(RowOf&& row_of, index_t width, index_t first, index_t stride,
                                A* panels) {
     constexpr int panel = tile_sizes<A>::panel;
-    decltype(row_of(0)) rows[panel];
+    array_of<decltype(row_of(0)), panel> rows;
     for (int c = 0; c < panel; ++c) rows[c] = row_of(c);
     return detail::spread_over_panels(rows, panel, width, first, stride, panels);
   }

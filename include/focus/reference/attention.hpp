@@ -285,7 +285,7 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
         const double p = detail::textbook::dot(g_q.row(i), g_k.row(j), groups);
         if (gate.kind == gate_kind::score)
           return s() / (1 + std::exp(-static_cast<double>(gate.sharpness) * p));
-        if (p == 0) return std::nullopt;
+        if (detail::is_zero(p)) return std::nullopt;
         return s() + std::log(p);
       });
 }

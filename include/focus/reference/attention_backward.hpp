@@ -101,10 +101,10 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
         }
         Real sum = 0;
         for (const term& t : terms)
-          if (t.entry.a != 0) sum += t.entry.a * std::exp(t.entry.t - largest);
-        if (sum != 0) {  // else the row is empty
+          if (!is_zero(t.entry.a)) sum += t.entry.a * std::exp(t.entry.t - largest);
+        if (!is_zero(sum)) {  // else the row is empty
           for (const term& t : terms)
-            if (t.entry.a != 0)
+            if (!is_zero(t.entry.a))
               add_scaled(t.entry.a * std::exp(t.entry.t - largest) / sum, a.v.row(kv, t.key),
                          s.value_dim, out.row(0));
           for (const term& t : terms) {
@@ -115,7 +115,7 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
                 slope += static_cast<Real>(detail::widen(a.dout(h, i, c))) *
                          (static_cast<Real>(detail::widen(a.v(kv, t.key, c))) - out.row(0)[c]);
             add_dp(i, t.key, slope * (p * t.entry.dt_dp + by_a * t.entry.da_dp));
-            if (t.entry.a == 0) continue;
+            if (is_zero(t.entry.a)) continue;
             const Real dz = slope * p * t.entry.dt_ds * t.ds_dz * scoring.scale;
             add_scaled(dz, a.k.row(kv, t.key), s.head_dim, dq.row(0));
             add_scaled(dz, a.q.row(h, i), s.head_dim, dk.row(t.key));

@@ -140,7 +140,7 @@ table centroid_scores(const matrix_view<const H>& hidden, const centroid_params<
       if (params.metric == similarity::dot)
         scores(i, g) = dot;
       else  // a vector of length 0 has no direction: its cosine is 0
-        scores(i, g) = z_squared == 0 || c_squared == 0
+        scores(i, g) = is_zero(z_squared) || is_zero(c_squared)
                            ? 0.0
                            : dot / (std::sqrt(z_squared) * std::sqrt(c_squared));
     }

@@ -68,7 +68,7 @@ inline table directions(const table& x) {
   table u = x;
   for (index_t i = 0; i < x.rows(); ++i) {
     const double length = row_length(x, i);
-    for (index_t c = 0; length != 0 && c < x.columns(); ++c) u(i, c) /= length;
+    for (index_t c = 0; !is_zero(length) && c < x.columns(); ++c) u(i, c) /= length;
   }
   return u;
 }
@@ -79,7 +79,7 @@ inline table directions_backward(const table& x, const table& du) {
   table dx(x.rows(), x.columns());
   for (index_t i = 0; i < x.rows(); ++i) {
     const double length = row_length(x, i);
-    if (length == 0) continue;
+    if (is_zero(length)) continue;
     double along = 0;
     for (index_t c = 0; c < x.columns(); ++c) along += u(i, c) * du(i, c);
     for (index_t c = 0; c < x.columns(); ++c) dx(i, c) = (du(i, c) - u(i, c) * along) / length;
