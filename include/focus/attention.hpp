@@ -46,9 +46,8 @@ void run_attention(const char* function, const Arguments& args, const pattern_op
 /// @param v    [kv_heads, n_k, value_dim]
 /// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another
 ///             argument; slices of one fused buffer may interleave.
-/// @param pattern  which pairs are visible; with n_q != n_k the last query stands at the last key
-/// unless query_offset is
-///             given
+/// @param pattern  which pairs are visible; with n_q != n_k the last query stands at the last key,
+///             unless query_offset is given
 /// @param score    scale and softcap
 /// @param lse  [heads, n_q] or {}: log sum_j exp(s_ij), natural logarithm; -inf for a row that sees
 ///             no key

@@ -259,8 +259,8 @@ class centroid_scorer {
           group_dim_, memory[centroids_] + g * group_dim_);
   }
 
-  /// take(token, scores): the scores of each token, as whole vectors whose lanes from K on mean
-  /// nothing.
+  /// Calls take(token, scores) with the scores of each token, as whole vectors whose lanes from K
+  /// on mean nothing.
   template <class H, class Take>
   void score(const scratch_memory& memory, const matrix_view<const H>& hidden,
              const any_executor& exec, Take&& take) const {

@@ -98,7 +98,8 @@ class token_product {
     sums_ = plan.add<A>(segments_ * round_up(columns, strip_rows) * stride_);
   }
 
-  /// take(c, row): row c of X^T Y, as whole vectors whose lanes from `width` on mean nothing.
+  /// Calls take(c, row) with row c of X^T Y, as whole vectors whose lanes from `width` on mean
+  /// nothing.
   template <class T, class Take>
   void run(const scratch_memory& memory, const matrix_view<const T>& x, const token_panels<A>& y,
            const any_executor& exec, Take&& take) const {
@@ -130,7 +131,7 @@ class token_product {
   }
 
  private:
-  /// Tokens [i, i + tokens) and columns [first, first + columns).
+  /// Adds what tokens [i, i + tokens) give to the sums of columns [first, first + columns).
   template <class T>
   void add_block(const matrix_view<const T>& x, const token_panels<A>& y, index_t i, index_t tokens,
                  index_t first, index_t columns, A* block, A* sums) const {

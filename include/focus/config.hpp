@@ -31,8 +31,9 @@
 #else
 #define FOCUS_HAS_F16C 0
 #endif
-// 512-bit registers may be out of bounds where AVX-512 is not (-mno-evex512, -mavx10.1-256). Clang 18
-// and 19, GCC 14 and 15 say where they are allowed; older and newer compilers know no such limit.
+// 512-bit registers may be out of bounds where AVX-512 is not (-mno-evex512, -mavx10.1-256).
+// Clang 18 and 19, GCC 14 and 15 say where they are allowed; older and newer compilers know no such
+// limit.
 #if !defined(__EVEX512__) &&                                                   \
     (defined(__EVEX256__) ||                                                   \
      (defined(__clang__) && __clang_major__ >= 18 && __clang_major__ <= 19) || \

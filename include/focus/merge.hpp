@@ -30,7 +30,7 @@ inline merge_weights weigh_states(double lse_a, double lse_b) noexcept {
   return {a / sum, b / sum, top + std::log(sum)};
 }
 
-/// Copies a row; its bits, where no conversion is asked for.
+/// Copies a row, bit for bit where the types are the same.
 template <class From, class To>
 void copy_row(const From* from, index_t count, To* to) {
   for (index_t c = 0; c < count; ++c) {
@@ -102,12 +102,12 @@ void run_merge(const tensor_view<const TA, 3>& out_a, const matrix_view<const LA
 /// holds beside the -inf; of two empty states the result is zeros and -inf.
 ///
 /// @param out_a  [heads, n, value_dim], any strides but the last and any storage type, like out_b
-/// and out
+///               and out
 /// @param lse_a  [heads, n], natural logarithm, float or double, like lse_b and lse
 /// @param out_b  [heads, n, value_dim]
 /// @param lse_b  [heads, n]
 /// @param out    [heads, n, value_dim]. May be out_a or out_b itself (same memory, strides and
-/// type), and overlap nothing else
+///               type), and overlap nothing else
 /// @param lse    [heads, n]. May be lse_a or lse_b itself, and overlap nothing else
 /// @param exec   where the loops run
 /// @throws invalid_argument before anything is written

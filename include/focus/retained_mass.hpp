@@ -36,11 +36,11 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// The pass over some rows, all keys in token order.
+/// The pass over some of the query rows, with all keys in token order.
 struct row_list_pass : rows_once {
   std::span<const index_t> list;  // empty: all rows
   const resolved_pattern* pattern;
-  index_t pairs_a_row;  // about
+  index_t pairs_a_row;  // about so many
 
   [[nodiscard]] index_t slots() const noexcept { return pattern->n_k; }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept {
@@ -149,7 +149,7 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
     return memory[row_losses] + head * n_q;
   }
 
-  /// One strip against one block, for both sums.
+  /// Adds a block of keys to both sums of one strip.
   template <int Rows, class RowOf>
   void sum_block(const strip_state<A>& gated, const strip_state<A>& full,
                  const packed_keys<A>& keys, slot_range block, const A* query_gates,
@@ -228,8 +228,7 @@ double run_retained_mass(const Arguments& args,
 /// @param score    scale and softcap
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @returns L in natural units; +inf where a row keeps nothing (such a row gives no gradient); a
-/// row
-///          that sees no key counts as 0
+///          row that sees no key counts as 0
 /// @throws invalid_argument before anything is written
 ///
 /// Memory is O(n (d + K)).

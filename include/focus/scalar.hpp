@@ -122,14 +122,12 @@ inline namespace FOCUS_ABI {
 /// at once.
 enum class storage_format { float32, float64, bfloat16, float16, other };
 
-/// What the library needs to know of a storage type. A specialisation for an engine's own type
-/// gives
-///   using accumulator = float;                 // the type in which sums are kept: float or double
-///   static accumulator to_accumulator(T);      // exact widening
-///   static T from_accumulator(accumulator);    // rounding
-///   static constexpr storage_format format;    // optional: bfloat16 or float16 when the type is
-///   just those bits, so
-///                                              // that the vectorised conversions apply
+/// What the library needs to know of a storage type. A specialisation for an engine's own type has
+///   using accumulator = float;               // the type in which sums are kept: float or double
+///   static accumulator to_accumulator(T);    // exact widening
+///   static T from_accumulator(accumulator);  // rounding
+///   static constexpr storage_format format;  // optional: bfloat16 or float16, where the type is
+///                                            // just those bits, for the vectorised conversions
 template <class T>
 struct scalar_traits;
 

@@ -68,8 +68,7 @@ class gate_layout {
   worker_scratch gates_;
 };
 
-/// Sets to `value` what belongs to a row's local and sink keys, in slots [base, base + count):
-/// their gates to 1.
+/// Sets the gates of a row's local and sink keys to `value`, in slots [base, base + count).
 template <class A>
 void fill_near(const resolved_pattern& pattern, index_t row, index_t base, index_t count, A* gates,
                A value) noexcept {
@@ -115,7 +114,8 @@ void split_gates(index_t count, A* gates, A* scores) noexcept {
   }
 }
 
-/// One strip against one block, gated. `gates`: the strip's products g_i . g_j are made here.
+/// Adds a block of keys to the running softmax of one strip, gated. gates: where the strip's
+/// products g_i . g_j are made.
 template <int Rows, class A>
 void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
                         A softcap, const gate_options& gate, const A* query_gates,
@@ -222,7 +222,7 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
 /// @param k    [kv_heads, n_k, head_dim]; query head h reads kv head h / (heads / kv_heads)
 /// @param v    [kv_heads, n_k, value_dim]
 /// @param query_assignment  g of the queries, [n_q, K], not negative, 1 <= K <= 64: float, or
-/// double with double q, k, v
+///             double with double q, k, v
 /// @param key_assignment    g of the keys, [n_k, K]; may be the same as query_assignment
 /// @param gate what is gated, and lambda
 /// @param out  [heads, n_q, value_dim]; a row that sees no key is zeros. May not overlap another

@@ -29,7 +29,7 @@ namespace detail {
 struct cell_pass {
   const routing_plan* plan;
   resolved_pattern pattern;
-  index_t pairs_a_row;  // about
+  index_t pairs_a_row;  // about so many
 
   [[nodiscard]] index_t slots() const noexcept {
     return static_cast<index_t>(plan->key_slots().size());

@@ -139,7 +139,7 @@ auto check_backward_views(const char* function, bool only_lse, const tensor_view
   apart_from_inputs(named_view{dv, "dv"}, dq_named, dk_named);
 
   using A = accumulator_t<TQ>;
-  // Only q, k and v: what is left out is a view of float, whatever they are.
+  // Of q, k and v alone: an argument that is left out is a view of float, whatever these are.
   static_assert(std::same_as<A, accumulator_t<TK>> && std::same_as<A, accumulator_t<TV>>,
                 "focus: q, k and v must all be double, or all be types whose sums are float.");
   static_assert(std::same_as<A, double> || (std::same_as<accumulator_t<TOut>, float> &&

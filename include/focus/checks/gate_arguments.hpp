@@ -34,7 +34,7 @@ index_t check_assignments(const char* function, const attention_shape& shape,
   static_assert((std::is_same_v<GQ, float> || std::is_same_v<GQ, A>)&&(std::is_same_v<GK, float> ||
                                                                        std::is_same_v<GK, A>),
                 "focus: assignments must be float, or double when q, k and v are double.");
-  // Of no tokens there need not be an assignment.
+  // Where there are no tokens there need not be an assignment.
   const bool no_queries = shape.n_q == 0 && query_assignment.empty();
   const bool no_keys = shape.n_k == 0 && key_assignment.empty();
   const index_t groups = no_keys ? query_assignment.extent(1) : key_assignment.extent(1);

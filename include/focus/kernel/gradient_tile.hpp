@@ -274,7 +274,8 @@ class gradient_tile {
     if (wanted_.dq) fill(dq_, dq_ + padded * dq_stride(), A{0});
     if (wanted_.dquery_gates) fill(dgates_, dgates_ + padded * dgates_stride(), A{0});
   }
-  /// dout_of(r): row r of the gradient of the output. Left out where wanted_gradients says so.
+  /// dout_of(r): row r of the gradient of the output. Not called where there is none
+  /// (wanted_gradients::dout).
   template <class DoutOf>
   void set_douts(DoutOf&& dout_of) {
     operand<A>::pack_queries(rows_, value_dim_, A{1}, dout_of, douts_);
@@ -400,7 +401,7 @@ class gradient_tile {
     return seen;
   }
 
-  /// NaN where x is not 0.
+  /// Sets x to NaN where it is not 0.
   static void spread_nan(index_t count, A* x) noexcept {
     const vec<A> nan = vec<A>::broadcast(std::numeric_limits<A>::quiet_NaN());
     for (index_t j = 0; j < count; j += lanes)
@@ -444,7 +445,8 @@ class gradient_tile {
           [&](int r, index_t slot) { return !is_zero(weights[r * stride + slot - seen.begin]); });
   }
 
-  /// The block's keys, a register block at a time, over the rows of the strips that see them.
+  /// Adds to the gradients of the block's keys, a register block of keys at a time, what the rows
+  /// of the strips that see them give.
   template <class TokenOf>
   void add_to_keys(slot_range block, const slot_range* seen, TokenOf&& token_of,
                    const key_gradients<A>& to) const {

@@ -26,7 +26,7 @@ concept hiding_rules = requires(const R& rules, index_t first_row, index_t base,
   { rules.hides(row, slot) } -> std::same_as<bool>;
 };
 
-/// None is.
+/// Hides no key.
 struct no_rules {
   template <int Rows, class A>
   bool hide(index_t, index_t, index_t, A*) const noexcept {
@@ -105,7 +105,8 @@ struct keys_without_shared_group {
   }
 
  private:
-  /// Slots [begin, end), of which those before base are not in `scores`.
+  /// Hides what shares no group with `mask` in slots [begin, end); those before base are not in
+  /// `scores`.
   template <class A>
   void hide_row(group_mask mask, index_t begin, index_t end, index_t base,
                 A* scores) const noexcept {

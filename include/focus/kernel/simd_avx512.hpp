@@ -126,7 +126,7 @@ inline avx512_double scale_by_power(avx512_double x, avx512_double n) noexcept {
 }
 
 inline power_of_eighth<avx512_float> nearest_eighth(avx512_float x) noexcept {
-  // To the compiler no sums that -fassociative-math lets it change.
+  // The compiler does not see that these are sums, which -fassociative-math would let it change.
   constexpr int to_nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   const __m512 offset = _mm512_set1_ps(eighths_offset);
   const __m512 count = _mm512_add_round_ps(x.v, offset, to_nearest);

@@ -109,9 +109,10 @@ FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
   return reduce_max(maximum(even, odd));
 }
 
-/// Turns the scores of slots [base, base + count) into weights 2^(s - top) in place, after raising
-/// top to their maximum; rescale[r] is the factor that the sums so far need for it. Outside a row's
-/// limits weights are 0, and scores are -inf or, beyond the vectors that its limits reach,
+/// Raises the running maxima of the rows of a strip to those of the scores of slots [base, base +
+/// count), turns these scores into weights 2^(s - top) in place, and adds them to the running sums;
+/// rescale[r] is the factor that what was accumulated so far needs for the new maximum. Outside a
+/// row's limits weights are 0, and scores are -inf or, beyond the vectors that its limits reach,
 /// anything. A row that has seen only -inf keeps top at -inf and weights of 0. factor: what
 /// score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
 /// gate (of widened operands only).
@@ -161,8 +162,9 @@ bool has_nonfinite_values(const packed_keys<E>& keys, slot_range seen) noexcept 
   return false;
 }
 
-/// One strip against the slots of `block` (begin on a panel border, at most block_keys of them):
-/// the online softmax step. first_row: the strip's first row within its tile, for the rules.
+/// Adds the slots of `block` (at most block_keys, from a panel border on) to the running softmax of
+/// one strip: the online softmax step. first_row: the strip's first row within its tile, for the
+/// rules.
 template <int Rows, class E, class Rules>
 void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_range block,
                   accumulator_t<E> softcap, const Rules& rules, index_t first_row,

@@ -56,7 +56,7 @@ concept backward_pass = requires(const P& pass, index_t tile, index_t r, index_t
                                  gradient_tile<float>& rows, const attend_by_rules& attend) {
   { pass.slots() } -> std::same_as<index_t>;             // of its keys, as they are packed
   { pass.token_of(slot) } -> std::same_as<index_t>;      // the key at a slot; -1: none
-  { pass.pairs_a_row } -> std::convertible_to<index_t>;  // about
+  { pass.pairs_a_row } -> std::convertible_to<index_t>;  // about so many
   { pass.tiles() } -> std::same_as<index_t>;             // 0: there is nothing to do
   { pass.rows(tile) } -> std::same_as<index_t>;          // how many rows a tile has
   { pass.row(tile, r) } -> std::same_as<index_t>;        // the query that its row r is
@@ -86,7 +86,7 @@ struct rows_once {
 template <class Walk>
 struct token_order_pass : rows_once {
   index_t n_k;
-  index_t pairs_a_row;  // about
+  index_t pairs_a_row;  // about so many
   Walk walk_tile;
 
   [[nodiscard]] index_t slots() const noexcept { return n_k; }
@@ -122,7 +122,7 @@ struct pass_position {
   bool first, last;
 };
 
-/// The second pass of what needs one only.
+/// The second pass where one is enough.
 struct no_pass : rows_once {
   no_pass() noexcept : rows_once{0} {}
 
@@ -135,7 +135,7 @@ struct no_pass : rows_once {
 };
 static_assert(backward_pass<no_pass>);
 
-/// Where a tile is at work.
+/// Where a tile is at work, for what its rows are to be found out from.
 template <class A>
 struct tile_location {
   const scratch_memory& memory;
@@ -357,7 +357,7 @@ class backward_run {
     });
   }
 
-  /// Row r of the tile is row(r) of `head`. Returns its gate.
+  /// Begins a tile whose row r is row(r) of `head`; returns its gate.
   template <class Arguments, class Row>
   auto begin_tile(gradient_tile<A>& tile, const Arguments& args, index_t head, index_t rows,
                   const Row& row, const tile_location<A>& site, pass_position place) const {
@@ -373,7 +373,8 @@ class backward_run {
     return gates_.begin_tile(site.memory, tile, row);
   }
 
-  /// is_last(r): nothing more is added to the dQ of row r.
+  /// Writes the tile's dQ, or keeps it for the next pass. is_last(r): nothing more is added to that
+  /// of row r.
   template <class Arguments, class Row, class IsLast>
   void finish_tile(gradient_tile<A>& tile, const some_heads<Arguments>& heads, index_t head,
                    index_t kv_head, const Row& row, IsLast&& is_last) const {

@@ -1,4 +1,4 @@
-// The sums of the gradients of keys and of assignments, in the same order for any number of threads.
+// Sums of the gradients of keys and of assignments, in the same order for any number of threads.
 #pragma once
 
 #include <algorithm>

@@ -24,8 +24,8 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// How scores are made: what the packed queries are multiplied by, so that scores come in units of
-/// log2, or, where they are capped, as the argument of tanh.
+/// What the packed queries are multiplied by, so that scores come in units of log2, or, where they
+/// are capped, as the argument of tanh.
 template <class A>
 A query_factor(const resolved_score<A>& score) noexcept {
   constexpr A highest = (std::numeric_limits<A>::max)();
@@ -48,7 +48,7 @@ void for_each_query_tile(index_t heads, index_t n_q, const any_executor& exec, F
 }
 
 /// How many kv heads to pack and attend to at a time: few, so that what was packed is still in the
-/// cache when it is used; enough to give each thread several tasks. tasks_a_head: of one query
+/// cache when it is used; enough to give each thread several tasks. tasks_a_head: those of a query
 /// head.
 inline index_t heads_at_once(const attention_shape& shape, index_t tasks_a_head,
                              index_t threads) noexcept {
@@ -58,7 +58,7 @@ inline index_t heads_at_once(const attention_shape& shape, index_t tasks_a_head,
   return (std::min)(ceil_div(tasks_a_thread * threads, tasks), shape.kv_heads);
 }
 
-/// body(arguments of some kv heads and their query heads), until all heads have been in one.
+/// Calls body(the arguments of some kv heads and their query heads) until all have had their turn.
 template <class Arguments, class F>
 void for_each_head_batch(const Arguments& args, index_t heads_at_once, F&& body) {
   for (index_t first = 0; first < args.shape.kv_heads; first += heads_at_once)

@@ -9,8 +9,8 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Tokens with the same mask, or with the same group, in a row of an order sorted by these, by
-/// position within.
+/// Tokens side by side in an order that is sorted by mask, or by group, and within that by
+/// position: those of one mask (a cell), or of one group (its list).
 struct token_run {
   group_mask mask = 0;
   index_t begin = 0, end = 0;
@@ -33,7 +33,7 @@ enum class plan_layout {
   pair_by_pair  ///< keys in token order, each pair tested: cells and lists would cost more
 };
 
-/// Tasks [begin, end) of a list, none of which needs what another one of them does.
+/// Tasks [begin, end) of a list, none of which needs what another of them does.
 struct task_range {
   index_t begin = 0, end = 0;
 };

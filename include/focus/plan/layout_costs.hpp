@@ -13,17 +13,18 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Costs in computed scores of one head, edges of tiles included. The constants were fitted to
-/// times on AVX2, head_dim 64.
+/// What layouts cost, in the time that it takes to compute a score of one head, edges of tiles
+/// included. The constants were fitted to times on AVX2, head_dim 64.
 class layout_costs {
   static constexpr index_t strip = tile_sizes<float>::strip_rows;
   static constexpr index_t panel = tile_sizes<float>::panel;
-  /// Of testing each pair.
+  /// A pair that is tested costs so many times what one costs that is not.
   static constexpr double test_factor = 1.06;
-  /// In scores a row: a pass after that over local pairs (packing once more, handing rows over), a
-  /// round after its first, and packing a slot more than there are keys.
+  /// In scores: what a row costs when a second pass follows that over local pairs (for packing once
+  /// more and handing the row over), and in each round after the first; and what it costs to pack a
+  /// slot more than there are keys.
   static constexpr double second_pass = 40, another_round = 24, another_slot = 16;
-  /// In scores: a round, however few rows it has.
+  /// In scores: what a round costs, however few rows it has.
   static constexpr double any_round = 2048;
 
  public:
@@ -51,9 +52,9 @@ class layout_costs {
   [[nodiscard]] double before_groups() const noexcept {
     return rows_ * (local_ + panel + second_pass);
   }
-  /// `rows` queries of one cell against `keys` keys of one. Where the causal limit cuts through, a
-  /// strip of queries computes for all its rows what the last of them sees, and the rows of a small
-  /// cell are far apart; half a panel more is cut off at its end.
+  /// What it costs that `rows` queries of one cell walk `keys` keys of one. Where the causal limit
+  /// cuts through, a strip of queries computes for all its rows what the last of them sees, and the
+  /// rows of a small cell are far apart; half a panel more is cut off at its end.
   [[nodiscard]] double walk(index_t rows, index_t keys) const noexcept {
     const auto all = static_cast<double>(keys);
     const double apart = causal_ ? all * strip / static_cast<double>(2 * rows) : 0;
