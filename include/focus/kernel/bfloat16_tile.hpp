@@ -92,8 +92,8 @@ struct bfloat16_operand {
 
   /// The rest of the last panel gets its scores too.
   template <int Rows>
-  static void score_slots(const E* query, const packed_keys<E>& keys, index_t base, index_t end,
-                          float* scores) {
+  FOCUS_NOINLINE static void score_slots(const E* query, const packed_keys<E>& keys, index_t base,
+                                         index_t end, float* scores) {
     constexpr int panel = tile_sizes<E>::panel;
     for (index_t slot = base; slot < end; slot += panel, scores += panel)
       Products::template score<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
@@ -101,8 +101,9 @@ struct bfloat16_operand {
 
   /// taken: whole steps of slots.
   template <int Rows>
-  static void accumulate(const strip_state<E>& strip, const packed_keys<E>& keys, slot_range taken,
-                         const float* weights, const float* rescale) {
+  FOCUS_NOINLINE static void accumulate(const strip_state<E>& strip, const packed_keys<E>& keys,
+                                        slot_range taken, const float* weights,
+                                        const float* rescale) {
     constexpr int panel = tile_sizes<E>::panel;
     const index_t count = taken.end - taken.begin;
     rescale_sums<Rows>(strip, rescale);

@@ -159,9 +159,11 @@ struct operand {
     return detail::spread_over_panels(rows, panel, width, first, stride, panels);
   }
 
+  // Here, and in accumulate, a call is nothing beside its block of keys: without a word the compiler
+  // would copy the code into all callers.
   template <int Rows>
-  static void score_slots(const A* query, const packed_keys<A>& keys, index_t base, index_t end,
-                          A* scores) {
+  FOCUS_NOINLINE static void score_slots(const A* query, const packed_keys<A>& keys, index_t base,
+                                         index_t end, A* scores) {
     constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
     index_t slot = base;
     if (slot % panel != 0) {  // the second half of a panel
@@ -182,8 +184,8 @@ struct operand {
   }
 
   template <int Rows>
-  static void accumulate(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range seen,
-                         const A* weights, const A* rescale) {
+  FOCUS_NOINLINE static void accumulate(const strip_state<A>& strip, const packed_keys<A>& keys,
+                                        slot_range seen, const A* weights, const A* rescale) {
     constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
     for (index_t p = 0; p < keys.value_panels(); ++p) {
       const A* values = keys.value_panel(p, seen.begin);
