@@ -181,6 +181,11 @@ TEST_CASE("by_head: tokens and heads change places, nothing is copied") {
                                       {3 * heads * head_dim, head_dim, 1});
   CHECK(&focus::by_head(k)(1, 2, 3) == &k(2, 1, 3));
   CHECK(focus::by_head<float>(nullptr, {0, heads, head_dim}).empty());
+
+  // Of a batch.
+  const tensor_view<const float, 4> batch(fused.data(), {tokens, 3, heads, head_dim});
+  CHECK(focus::by_head(batch).extents() == std::array<index_t, 4>{tokens, heads, 3, head_dim});
+  CHECK(&focus::by_head(batch)(2, 1, 0, 3) == &batch(2, 0, 1, 3));
   CHECK_THROWS_AS(focus::by_head(data.data(), {-1, heads, head_dim}), focus::invalid_argument);
 }
 

@@ -162,6 +162,14 @@ template <class T>
 [[nodiscard]] constexpr tensor_view<T, 3> by_head(T* data, std::array<index_t, 3> extents) {
   return focus::by_head(tensor_view<T, 3>(data, extents));
 }
+/// The same of a batch of sequences: [batch, tokens, heads, head_dim] in memory as [batch, heads,
+/// tokens, head_dim].
+template <class T>
+[[nodiscard]] constexpr tensor_view<T, 4> by_head(const tensor_view<T, 4>& x) {
+  return {x.data(),
+          {x.extent(0), x.extent(2), x.extent(1), x.extent(3)},
+          {x.stride(0), x.stride(2), x.stride(1), x.stride(3)}};
+}
 
 /// How a type of the user's is seen as a tensor_view: specialise it with a static `view(x)` that
 /// returns one. focus/eigen.hpp does so for Eigen's row-major matrices.
