@@ -107,9 +107,9 @@ void softmax_attention(const Arguments& a, const score_options& options, Logit&&
         for (const term& t : terms) {
           const double weight = std::exp(t.logit - largest);
           sum += weight;
+          const auto* v = a.v.row(kv, t.key);
           for (index_t c = 0; c < value_dim; ++c)
-            sum_v[static_cast<std::size_t>(c)] +=
-                weight * static_cast<double>(detail::widen(a.v(kv, t.key, c)));
+            sum_v[static_cast<std::size_t>(c)] += weight * static_cast<double>(detail::widen(v[c]));
         }
 
       using out_type = typename decltype(a.out)::value_type;
