@@ -190,13 +190,13 @@ TEST_CASE("scalar: NaN and -infinity are told by their bits") {
     for (const A x : {A{0}, A{1}, limits::infinity(), -limits::infinity(), (limits::max)(),
                       limits::denorm_min()})
       CHECK(!focus::detail::is_nan(x));
-    A x = 1;
-    focus::detail::store_minus_infinity(x);
-    CHECK(x == -limits::infinity());
-    CHECK(focus::detail::is_minus_infinity(x));
-    focus::detail::store_infinity(x);
-    CHECK(x == limits::infinity());
-    CHECK(!focus::detail::is_minus_infinity(x));
+    A stored = 1;
+    focus::detail::store_minus_infinity(stored);
+    CHECK(stored == -limits::infinity());
+    CHECK(focus::detail::is_minus_infinity(stored));
+    focus::detail::store_infinity(stored);
+    CHECK(stored == limits::infinity());
+    CHECK(!focus::detail::is_minus_infinity(stored));
     CHECK(focus::detail::is_minus_infinity(-limits::infinity()));
     for (const A x : {A{0}, limits::infinity(), limits::lowest(), limits::quiet_NaN()})
       CHECK(!focus::detail::is_minus_infinity(x));
