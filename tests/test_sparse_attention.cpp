@@ -14,6 +14,7 @@
 #include "focus/routing_plan.hpp"
 #include "focus/sparse_attention.hpp"
 #include "oracle.hpp"
+#include "pairwise.hpp"
 
 namespace test_sparse_attention {
 namespace {
@@ -42,22 +43,21 @@ const std::vector<std::array<int, 2>> group_counts{{1, 1}, {2, 1},  {4, 1},  {4,
 }  // namespace
 
 TEST_CASE("sparse_attention: groupings") {
-  for (const grouping groups : all_groupings)
-    for (const auto& [group_count, top_k] : group_counts)
-      for (const index_t window : {focus::no_window, index_t{0}, index_t{20}})
-        for (const bool causal : {true, false})
-          for (const bool separate : {true, false})
-            check({.n_q = 109,
-                   .n_k = 109,
-                   .d = 8,
-                   .d_v = 8,
-                   .pattern = {.causal = causal,
-                               .window = window,
-                               .sink_tokens = window == 20 ? 1 : 0},
-                   .groups = groups,
-                   .group_count = group_count,
-                   .top_k = top_k,
-                   .separate_masks = separate});
+  for_each_pairing(
+      [](grouping groups, const std::array<int, 2>& counts, index_t window, bool causal,
+         bool separate) {
+        check({.n_q = 109,
+               .n_k = 109,
+               .d = 8,
+               .d_v = 8,
+               .pattern = {.causal = causal, .window = window, .sink_tokens = window == 20 ? 1 : 0},
+               .groups = groups,
+               .group_count = counts[0],
+               .top_k = counts[1],
+               .separate_masks = separate});
+      },
+      all_groupings, group_counts, std::array{focus::no_window, index_t{0}, index_t{20}},
+      std::array{true, false}, std::array{true, false});
 }
 
 TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
@@ -77,9 +77,8 @@ TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
     CHECK(plan.rounds() >= c.top_k);
     CHECK(check_values<call>(c) == "");
   };
-  for (const bool separate : {true, false})
-    for (const bool causal : {true, false})
-      for (const index_t window : {focus::no_window, index_t{20}}) {
+  for_each_pairing(
+      [&](bool separate, bool causal, index_t window) {
         attention_case c = lists;
         c.separate_masks = separate, c.pattern = {.causal = causal, .window = window};
         check_lists(c);
@@ -90,7 +89,8 @@ TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
         // As many rounds as the fullest mask has bits.
         c.group_count = 8, c.groups = grouping::scattered;
         check(c);
-      }
+      },
+      std::array{true, false}, std::array{true, false}, std::array{focus::no_window, index_t{20}});
   for (const storage type : {storage::float32, storage::float64, storage::bfloat16})
     for (const index_t window : {focus::no_window, index_t{20}}) {
       attention_case c = lists;

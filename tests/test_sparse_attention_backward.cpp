@@ -14,6 +14,7 @@
 #include "focus/sparse_attention_backward.hpp"
 #include "gradient_checks.hpp"
 #include "oracle.hpp"
+#include "pairwise.hpp"
 
 namespace test_sparse_attention_backward {
 namespace {
@@ -47,21 +48,21 @@ TEST_CASE("sparse_attention_backward: the textbook agrees with central differenc
 }
 
 TEST_CASE("sparse_attention_backward: groupings, in every layout of a plan") {
-  for (const grouping groups : all_groupings)
-    for (const auto& [group_count, top_k] :
-         std::vector<std::array<int, 2>>{{1, 1}, {4, 1}, {4, 2}, {8, 3}, {64, 1}, {64, 4}})
-      for (const index_t window : {focus::no_window, index_t{0}, index_t{20}})
-        for (const bool causal : {true, false})
-          check(
-              {.n_q = 109,
+  for_each_pairing(
+      [](grouping groups, const std::array<int, 2>& counts, index_t window, bool causal) {
+        check({.n_q = 109,
                .n_k = 109,
                .d = 8,
                .d_v = 8,
                .pattern = {.causal = causal, .window = window, .sink_tokens = window == 20 ? 1 : 0},
                .groups = groups,
-               .group_count = group_count,
-               .top_k = top_k,
+               .group_count = counts[0],
+               .top_k = counts[1],
                .separate_masks = window == 0});
+      },
+      all_groupings,
+      std::vector<std::array<int, 2>>{{1, 1}, {4, 1}, {4, 2}, {8, 3}, {64, 1}, {64, 4}},
+      std::array{focus::no_window, index_t{0}, index_t{20}}, std::array{true, false});
   // Cells of many tiles, and lists, in two rounds and three.
   for (const int top_k : {1, 2, 3})
     for (const index_t window : {focus::no_window, index_t{9}})
