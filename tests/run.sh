@@ -177,6 +177,18 @@ label_tier() {
   run_tests "$name" "$preset" --label-regex "$label"
 }
 
+# Fuzzers, a minute each: fuzz_tier NAME PRESET.
+fuzz_tier() {
+  local name=$1 preset=$2
+  if ! cpu_has $avx2 || ! clang++ -fsanitize=fuzzer,address -x c++ -o /dev/null - 2>/dev/null \
+    <<<'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'; then
+    echo "== $name"
+    skip "$name: this system has no libFuzzer for its clang++, or this processor no AVX2"
+    return
+  fi
+  build_tier "$name" "$preset" all && run_tests "$name" "$preset" --label-regex fuzz
+}
+
 # Tiers: each is a line of all_tiers. `tier NAME PRESET ...` is a test_tier; `tier_of CALL NAME PRESET ...` another kind. Where they
 # are only listed, their names are collected; else each runs in the background, as soon as fewer than tiers_at_once do, and its
 # report is printed whole.
@@ -250,6 +262,7 @@ all_tiers() {
   fi
   tier_of build_tier "Warnings of GCC for 64-bit Arm" warnings-neon focus_warnings
   tier_of label_tier "Style" style style
+  tier_of fuzz_tier "Fuzzers" fuzz
   on_request test_tier "Quick loop" dev "$any" focus_quick_tests quick
 }
 
@@ -300,6 +313,10 @@ mkdir -p "$logs"
 rm -f "$logs"/*.result
 
 install_packages "${packages[@]}"
+# libFuzzer, where it is a package of its own.
+if is_selected "Fuzzers" fuzz && command -v apt-cache >/dev/null && apt-cache show libclang-rt-dev >/dev/null 2>&1; then
+  install_packages libclang-rt-dev
+fi
 for at in "${!names[@]}"; do
   if [[ ${presets[at]} =~ ^(newest|warnings-clang.*)$ ]] && is_selected "${names[at]}" "${presets[at]}"; then
     install_newest_clang
