@@ -254,7 +254,7 @@ all_tiers() {
   tier "GCC, AVX-512" avx512 "$avx512" "${avx512_tests[@]}" "${quick[@]}"
   tier "Clang, AVX-512" clang-avx512 "$avx512" focus_kernel_tests kernel "${quick[@]}"
   tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
-  tier_of with_compiler "$newest" test_tier "Newest Clang, AVX2" newest "$avx2" focus_quick_tests quick
+  tier_of with_compiler "$newest" test_tier "Newest Clang, AVX2" newest "$avx2" focus_newest_tests "quick|finite_math"
   tier_of build_tier "Warnings of GCC" warnings focus_warnings
   tier_of with_compiler "$newest" build_tier "Warnings of the newest Clang" warnings-clang focus_warnings
   if [[ -n $listing || $newest != clang++-19 ]]; then # the last that knows AVX-512 in vectors of 256 bits
