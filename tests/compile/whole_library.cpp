@@ -368,21 +368,28 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   check(std::abs(loss) < 1e-5, "retained_mass_loss");
 }
 
-/// Batches of two sequences of half the tokens each.
-void check_batches(const std::vector<focus::group_mask>& masks) {
-  constexpr index_t half = tokens / 2;
-  tensor<4> q({2, heads, half, head_dim}), k({2, kv_heads, half, head_dim}),
-      v({2, kv_heads, half, value_dim}), dout({2, heads, half, value_dim}),
-      out({2, heads, half, value_dim}, false), expected_out({2, heads, half, value_dim}, false),
-      dq({2, heads, half, head_dim}, false), expected_dq({2, heads, half, head_dim}, false),
-      dk({2, kv_heads, half, head_dim}, false), expected_dk({2, kv_heads, half, head_dim}, false),
-      dv({2, kv_heads, half, value_dim}, false), expected_dv({2, kv_heads, half, value_dim}, false);
-  tensor<3> lse({2, heads, half}, false), expected_lse({2, heads, half}, false),
-      dlse({2, heads, half});
+/// The tokens as a batch of that many sequences: two, which the threads share one after the other, or
+/// as many as make each a task.
+void check_batch(index_t batch, const std::vector<focus::group_mask>& masks) {
+  const index_t each = tokens / batch;
+  tensor<4> q({batch, heads, each, head_dim}), k({batch, kv_heads, each, head_dim}),
+      v({batch, kv_heads, each, value_dim}), dout({batch, heads, each, value_dim}),
+      out({batch, heads, each, value_dim}, false),
+      expected_out({batch, heads, each, value_dim}, false),
+      dq({batch, heads, each, head_dim}, false), expected_dq({batch, heads, each, head_dim}, false),
+      dk({batch, kv_heads, each, head_dim}, false),
+      expected_dk({batch, kv_heads, each, head_dim}, false),
+      dv({batch, kv_heads, each, value_dim}, false),
+      expected_dv({batch, kv_heads, each, value_dim}, false);
+  tensor<3> lse({batch, heads, each}, false), expected_lse({batch, heads, each}, false),
+      dlse({batch, heads, each});
   const focus::pattern_options pattern{.window = 9, .sink_tokens = 2};
-  const auto all_masks = std::span(masks);
-  const std::array plans{focus::make_routing_plan(all_masks.first(half), pattern),
-                         focus::make_routing_plan(all_masks.last(half), pattern)};
+  std::vector<focus::routing_plan> plans;
+  for (index_t b = 0; b < batch; ++b)
+    plans.push_back(
+        focus::make_routing_plan(std::span(masks).subspan(static_cast<std::size_t>(b * each),
+                                                          static_cast<std::size_t>(each)),
+                                 pattern));
   const auto check_all = [&](const char* what) {
     check(out.close_to(expected_out) && lse.close_to(expected_lse) && dq.close_to(expected_dq) &&
               dk.close_to(expected_dk) && dv.close_to(expected_dv),
@@ -438,7 +445,7 @@ int main() {
   check_by_hand();
   check_bfloat16(masks);
   check_gradients(masks, assignment);
-  check_batches(masks);
+  for (const index_t batch : {2, 6}) check_batch(batch, masks);
   check_bad_argument();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
