@@ -238,9 +238,8 @@ class backward_run {
   /// go.
   template <class MakeGates>
   backward_run(scratch_plan& scratch, const attention_shape& s, index_t workers,
-               const resolved_score<A>& score, const wanted_gradients& wanted,
-               const MakeGates& make_gates, index_t segments, const First& first_pass,
-               const Second& second_pass)
+               const resolved_score<A>& score, const wanted_gradients& wanted, MakeGates make_gates,
+               index_t segments, const First& first_pass, const Second& second_pass)
       : score_(score),
         first_pass_(first_pass),
         second_pass_(second_pass),
