@@ -23,8 +23,8 @@
 
 namespace focus {
 inline namespace FOCUS_ABI {
-/// Which pairs hard Focus attention computes (section 1, steps 4 and 5 of the method), laid out for
-/// the kernels.
+/// Which pairs hard Focus attention computes (the top-k selection and the decomposition of arXiv
+/// 2604.03260, for any number of groups a token), laid out for the kernels.
 ///
 /// Pair (query i, key j) is allowed iff j is visible to i (causality) and i - j <= window, or j is
 /// a sink, or the masks of i and j have a group in common. Tokens of equal mask form a cell; two

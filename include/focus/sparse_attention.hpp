@@ -185,8 +185,9 @@ void run_sparse_attention(const Arguments& args, std::span<const routing_plan> p
 
 }  // namespace detail
 
-/// Softmax attention over exactly the pairs that `plan` allows (section 1, step 4 of the method):
-/// local pairs, sinks, and pairs with a group in common. Pruned pairs never enter the softmax.
+/// Softmax attention over exactly the pairs that `plan` allows (the top-k selection of arXiv
+/// 2604.03260): local pairs, sinks, and pairs with a group in common. Pruned pairs never enter the
+/// softmax.
 ///
 ///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j),   (i, j) allowed
 ///
