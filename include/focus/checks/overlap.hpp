@@ -57,7 +57,8 @@ class overlap_search {
                            std::int64_t bytes_b) noexcept
       : dimensions_(dimensions), bytes_a_(bytes_a), bytes_b_(bytes_b) {}
 
-  constexpr bool meets(std::size_t level, std::int64_t offset) noexcept {
+  /// Not inlined: in its callers GCC 12 at -Ofast loses sight of what has been initialised.
+  FOCUS_NOINLINE constexpr bool meets(std::size_t level, std::int64_t offset) noexcept {
     if (budget_-- <= 0) return false;
     if (level == dimensions_.size()) return offset < bytes_a_ && offset > -bytes_b_;
     std::int64_t reach_low = -bytes_a_ + 1, reach_high = bytes_b_ - 1;
