@@ -122,7 +122,7 @@ inline fuzzed_case decode(const std::uint8_t* data, std::size_t size) {
     if (c.score.softcap && *c.score.softcap < 0.1f) c.score.softcap = 0.1f;
     if (f.op == operation::soft_gate && c.gate.kind == focus::gate_kind::weight) {
       c.query_magnitude = (std::min)(c.query_magnitude, 1.0);
-      if (c.score.scale) *c.score.scale = (std::min)(*c.score.scale, 0.1f);
+      if (c.score.scale) *c.score.scale = (std::min)(*c.score.scale, 0.1);
     }
   }
   return f;
