@@ -87,7 +87,7 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
   const index_t n = h.extent(0), groups = params.centroids.extent(0);
   detail::require_length(f.size(), groups, name, "log_group_scale");
   detail::require_data(detail::span_view(f), name, "log_group_scale");
-  detail::require(k >= 1 && k <= groups, name, "k", "1 to the number of groups", k);
+  detail::require_top_k(k, groups, name);
   detail::require_length(out.size(), n, name, "masks");
   detail::require_data(detail::span_view(out), name, "masks");
   detail::require_disjoint_from_centroids(detail::span_view(out), "masks", h, params, name);

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "focus/checks/overlap.hpp"
+#include "focus/checks/routing_arguments.hpp"
 #include "focus/config.hpp"
 #include "focus/error.hpp"
 #include "focus/options.hpp"
@@ -77,7 +78,7 @@ void top_k_groups(const Assignment& assignment, int k, Masks&& masks) {
   const index_t n = a.extent(0), groups = a.extent(1);
   detail::require(groups >= 1 && groups <= max_groups, name, "assignment", "1 to 64 groups",
                   groups);
-  detail::require(k >= 1 && k <= groups, name, "k", "1 to the number of groups", k);
+  detail::require_top_k(k, groups, name);
   detail::require_data(a, name, "assignment");
   detail::require_length(out.size(), n, name, "masks");
   detail::require_data(detail::span_view(out), name, "masks");

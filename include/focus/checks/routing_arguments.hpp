@@ -16,6 +16,11 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
+inline void require_top_k(int k, index_t groups, const char* function) {
+  if (k < 1 || k > groups)
+    fail_argument(function, "k", "1 to " + std::to_string(groups) + ", the number of groups", k);
+}
+
 /// Checks what centroid_scores and route have in common; throws invalid_argument.
 template <class H, class T>
 void check_centroid_arguments(const char* function, const matrix_view<const H>& hidden,

@@ -265,7 +265,7 @@ void top_k_groups(const Assignment& assignment, int k, Masks&& masks) {
   detail::require_data(a, function, "assignment");
   detail::require(groups >= 1 && groups <= max_groups, function, "assignment", "1 to 64 groups",
                   groups);
-  detail::require(k >= 1 && k <= groups, function, "k", "1 to the number of groups", k);
+  detail::require_top_k(k, groups, function);
   detail::require_length(out.size(), a.extent(0), function, "masks");
   detail::require_data(detail::span_view(out), function, "masks");
   detail::require_disjoint(detail::span_view(out), "masks", a, "assignment", function);
@@ -295,7 +295,7 @@ void route(const Hidden& hidden, const centroid_params<T>& params,
   const index_t groups = params.centroids.extent(0);
   detail::require_length(potentials.size(), groups, function, "log_group_scale");
   detail::require_data(detail::span_view(potentials), function, "log_group_scale");
-  detail::require(k >= 1 && k <= groups, function, "k", "1 to the number of groups", k);
+  detail::require_top_k(k, groups, function);
   detail::require_length(out.size(), h.extent(0), function, "masks");
   detail::require_data(detail::span_view(out), function, "masks");
   detail::require_disjoint_from_centroids(detail::span_view(out), "masks", h, params, function);
