@@ -256,9 +256,10 @@ all_tiers() {
   tier "Thread sanitizer" tsan "$avx2" test_compile_plain thread "${quick[@]}"
   tier_of with_compiler "$newest" test_tier "Newest Clang, AVX2" newest "$avx2" focus_newest_tests "quick|finite_math"
   tier_of build_tier "Warnings of GCC" warnings focus_warnings
-  tier_of with_compiler "$newest" build_tier "Warnings of the newest Clang" warnings-clang focus_warnings
-  if [[ -n $listing || $newest != clang++-19 ]]; then # the last that knows AVX-512 in vectors of 256 bits
-    tier_of with_compiler clang++-19 build_tier "Warnings of Clang 19" warnings-clang-19 focus_warnings
+  # The last that knows AVX-512 in vectors of 256 bits.
+  tier_of with_compiler clang++-19 build_tier "Warnings of Clang 19" warnings-clang-19 focus_warnings
+  if [[ -n $listing || $newest != clang++-19 ]]; then
+    tier_of with_compiler "$newest" build_tier "Warnings of the newest Clang" warnings-clang focus_warnings
   fi
   tier_of build_tier "Warnings of GCC for 64-bit Arm" warnings-neon focus_warnings
   tier_of label_tier "Style" style style
