@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <span>
 #include <sstream>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "focus/checks/attention_arguments.hpp"
 #include "focus/checks/overlap.hpp"
 #include "focus/tensor_view.hpp"
 #include "oracle.hpp"
@@ -184,6 +186,23 @@ TEST_CASE("require_distinct_elements: rows that share memory are no output") {
   CHECK(has_distinct_elements(matrix_view<float>(x.data(), {1, 4}, {0, 1})));
   CHECK(!has_distinct_elements(tensor_view<float, 3>(x.data(), {2, 2, 4}, {4, 4, 1})));
   CHECK(has_distinct_elements(matrix_view<float>(nullptr, {0, 4}, {0, 1})));
+}
+
+// The undefined-behaviour sanitizer sees to it that they are not multiplied either.
+TEST_CASE("overlap: strides that have no meaning may be any number") {
+  constexpr index_t most = (std::numeric_limits<index_t>::max)();
+  std::vector<float> x(100);
+  for (const index_t wild : {most, -most - 1}) {
+    const tensor_view<float, 3> a(x.data(), {1, 2, 4}, {wild, 4, 1});
+    const tensor_view<float, 3> b(x.data() + 4, {2, 1, 4}, {20, wild, 1});
+    CHECK(overlaps(a, b));
+    CHECK(has_distinct_elements(a));
+    CHECK(!overlaps(a, matrix_view<float>(x.data() + 8, {1, 4}, {wild, 1})));
+    const tensor_view<float, 3> empty(x.data(), {3, 0, 4}, {wild, wild, 1});
+    CHECK(focus::detail::heads_slice(empty, 2, 1).empty());
+    CHECK(focus::detail::sequence_slice(empty, 2).empty());
+    CHECK(!overlaps(a, empty));
+  }
 }
 
 }  // namespace test_overlap

@@ -223,6 +223,12 @@ TEST_CASE("retained_mass_loss: rows that see nothing or keep nothing, and no row
   gradients<float> g(c);
   CHECK(loss_of(p, g, {}) == infinity);
   CHECK(largest_magnitude(g.dquery.values()) == 0);
+  // NaN is not hidden behind it, wherever it stands.
+  for (const index_t row : {0, 3, 7}) {
+    problem<float> poisoned(c);
+    poisoned.q.view()(0, row, 0) = static_cast<float>(not_a_number);
+    CHECK(std::isnan(loss_of(poisoned, g, {})));
+  }
   for (const auto& [n_q, n_k] : std::vector<std::array<index_t, 2>>{{0, 5}, {5, 0}, {0, 0}})
     check({.n_q = n_q, .n_k = n_k});
 }

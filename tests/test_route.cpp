@@ -156,6 +156,16 @@ TEST_CASE("route: the lowest temperatures") {
   }
 }
 
+TEST_CASE("route: the highest temperatures") {
+  small_router r;
+  r.hidden = {300, 299, 299, 300};
+  for (const double temperature : {1e30, 1e100, 1e300}) {
+    r.options.temperature = temperature;
+    r.run();
+    CHECK(r.out == masks{1, 2});
+  }
+}
+
 TEST_CASE("route: NaN ranks last and stays in its token") {
   small_router r;
   r.hidden = {1, static_cast<float>(not_a_number), 0, 1};

@@ -241,6 +241,21 @@ TEST_CASE("sinkhorn and assign_groups: the lowest temperatures") {
   }
 }
 
+TEST_CASE("assign_groups: potentials that float does not hold") {
+  const std::vector<float> scores{1, 2, 3, 4};
+  std::vector<float> q(4);
+  focus::assign_groups(focus::matrix_view<const float>(scores.data(), {2, 2}),
+                       std::vector<double>{1e300, -1e300},
+                       focus::matrix_view<float>(q.data(), {2, 2}));
+  CHECK(q == std::vector<float>{1, 0, 1, 0});
+  // Logits and potentials so small that they vanish in float still tell groups apart.
+  std::vector<float> same(4);
+  focus::assign_groups(focus::matrix_view<const float>(scores.data(), {2, 2}),
+                       std::vector<double>{0, 0}, focus::matrix_view<float>(same.data(), {2, 2}),
+                       {.temperature = 1e300});
+  CHECK(same == std::vector<float>(4, 0.5f));
+}
+
 TEST_CASE("sinkhorn: no iterations are the softmax, with potentials of zero") {
   const balance_case c{.n = 3, .groups = 2, .options = {.temperature = 1, .iterations = 0}};
   guarded_tensor<float, 2> scores = make_scores<float>(c);

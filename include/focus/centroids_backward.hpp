@@ -33,14 +33,14 @@ struct token_panels {
   static constexpr int panel = tile_sizes<A>::panel;
 
   A* data = nullptr;
-  index_t slots = 0, width = 0;
+  index_t slot_count = 0, width = 0;
 
   [[nodiscard]] A* at(index_t p, index_t slot) const noexcept {
-    return data + (p * slots + slot) * panel;
+    return data + (p * slot_count + slot) * panel;
   }
   /// Elements of scratch memory; none where they are not wanted.
-  [[nodiscard]] static index_t size(bool wanted, index_t slots, index_t width) noexcept {
-    return wanted ? slots * round_up(width, panel) : 0;
+  [[nodiscard]] static index_t size(bool wanted, index_t slot_count, index_t width) noexcept {
+    return wanted ? slot_count * round_up(width, panel) : 0;
   }
   /// Takes a vector in, as whole panels.
   void put(index_t slot, const A* from) const noexcept {

@@ -82,35 +82,56 @@
 #define FOCUS_HAS_EXCEPTIONS 0
 #endif
 
-// What the compiler may use of its own accord in code that names no instruction set.
+// What the compiler may use of its own accord in code that names no instruction set: the levels of
+// x86-64 (or SVE), instructions for bits, and what came after the first AVX-512.
 #if defined(__AVX512F__)
-#define FOCUS_PLAIN_CODE_LEVEL 4
+#define FOCUS_PLAIN_CODE_LEVEL 5
 #elif defined(__AVX2__)
-#define FOCUS_PLAIN_CODE_LEVEL 3
+#define FOCUS_PLAIN_CODE_LEVEL 4
 #elif defined(__AVX__)
+#define FOCUS_PLAIN_CODE_LEVEL 3
+#elif defined(__SSE4_1__) || defined(__POPCNT__)
 #define FOCUS_PLAIN_CODE_LEVEL 2
 #elif defined(__SSE3__) || defined(__ARM_FEATURE_SVE)
 #define FOCUS_PLAIN_CODE_LEVEL 1
 #else
 #define FOCUS_PLAIN_CODE_LEVEL 0
 #endif
+#if defined(__BMI__) || defined(__BMI2__) || defined(__LZCNT__) || defined(__MOVBE__)
+#define FOCUS_PLAIN_CODE_BITS 1
+#else
+#define FOCUS_PLAIN_CODE_BITS 0
+#endif
+#if defined(__AVX512FP16__)
+#define FOCUS_PLAIN_CODE_LATER 3
+#elif defined(__AVX512VPOPCNTDQ__) || defined(__AVX512BITALG__) || defined(__AVX512VBMI2__) || \
+    defined(__AVX512VBMI__) || defined(__AVX512IFMA__)
+#define FOCUS_PLAIN_CODE_LATER 2
+#elif defined(__AVX512VNNI__) || defined(__AVX512BF16__) || defined(__AVXVNNI__) || \
+    defined(__GFNI__)
+#define FOCUS_PLAIN_CODE_LATER 1
+#else
+#define FOCUS_PLAIN_CODE_LATER 0
+#endif
 
 // Plain data (views' indices, options, 16-bit numbers, masks) lives in an inline namespace named
 // after the version. Everything with a body lives in one that is named after the features above,
-// too. So two translation units in one program never share a function unless version and -m flags
-// are the same, and options can be handed from one to the other where the version is.
+// too. So two translation units in one program share no function unless version and features are the
+// same, and options can be handed from one to the other where the version is.
 #define FOCUS_PASTE_VERSION_(major, minor, patch) v##major##_##minor##_##patch
 #define FOCUS_EXPAND_VERSION_(...) FOCUS_PASTE_VERSION_(__VA_ARGS__)
 #define FOCUS_VERSION_NAMESPACE \
   FOCUS_EXPAND_VERSION_(FOCUS_VERSION_MAJOR, FOCUS_VERSION_MINOR, FOCUS_VERSION_PATCH)
 
-#define FOCUS_PASTE_ABI_(version, avx2, fma, f16c, avx512, amx, neon, bfmmla, level, fast, throws) \
-  version##_##avx2##fma##f16c##avx512##amx##neon##bfmmla##_##level##fast##throws
+#define FOCUS_PASTE_ABI_(version, avx2, fma, f16c, avx512, amx, neon, bfmmla, level, bits, later, \
+                         fast, throws)                                                            \
+  version##_##avx2##fma##f16c##avx512##amx##neon##bfmmla##_##level##bits##later##_##fast##throws
 #define FOCUS_EXPAND_ABI_(...) FOCUS_PASTE_ABI_(__VA_ARGS__)
 #define FOCUS_ABI                                                                           \
   FOCUS_EXPAND_ABI_(FOCUS_VERSION_NAMESPACE, FOCUS_HAS_AVX2, FOCUS_HAS_FMA, FOCUS_HAS_F16C, \
                     FOCUS_HAS_AVX512, FOCUS_HAS_AMX, FOCUS_HAS_NEON, FOCUS_HAS_BFMMLA,      \
-                    FOCUS_PLAIN_CODE_LEVEL, FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
+                    FOCUS_PLAIN_CODE_LEVEL, FOCUS_PLAIN_CODE_BITS, FOCUS_PLAIN_CODE_LATER,  \
+                    FOCUS_HAS_FAST_MATH, FOCUS_HAS_EXCEPTIONS)
 
 // A template that is not inlined into the loop over a tile costs more than the loop: these say what
 // must be.

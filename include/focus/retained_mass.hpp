@@ -42,7 +42,7 @@ struct row_list_pass : rows_once {
   const resolved_pattern* pattern;
   index_t pairs_a_row;  // about so many
 
-  [[nodiscard]] index_t slots() const noexcept { return pattern->n_k; }
+  [[nodiscard]] index_t slot_count() const noexcept { return pattern->n_k; }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept {
     return slot < pattern->n_k ? slot : -1;
   }
@@ -118,11 +118,12 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
         });
 
     A* const losses_of_head = losses(site.memory, site.head);
-    for (index_t r = 0; r < rows; ++r)
-      if (!full.sees_nothing(r) && !gated.sees_nothing(r))
-        losses_of_head[row(r)] = full.logsumexp_above(gated, r);
-      else if (!full.sees_nothing(r))
-        losses_of_head[row(r)] = keeps_nothing;
+    for (index_t r = 0; r < rows; ++r) {
+      if (full.sees_nothing(r)) continue;
+      A& of_row = losses_of_head[row(r)];
+      of_row = gated.sees_nothing(r) ? full.logsumexp(r) : full.logsumexp_above(gated, r);
+      if (gated.sees_nothing(r) && !is_nan(of_row)) of_row = keeps_nothing;
+    }
     // dL / dlse of the gated sum is -1 / terms, and delta its negative.
     return [gated, delta = A{1} / static_cast<A>(terms)](index_t r) {
       if (gated.sees_nothing(r)) return row_state<A>{true, 0, 0};
@@ -134,11 +135,14 @@ struct retained_mass_gates : backward_gates<A, GQ, GK, DGQ, DGK> {
              const any_executor& exec) const {
     gates::write(memory, sums, exec);
     double sum = 0;
+    bool infinite = false;
     for (const A* x = losses(memory, 0); x != losses(memory, heads); ++x) {
-      if (is_equal(*x, keeps_nothing)) return store_infinity(*loss);
-      sum += static_cast<double>(*x);
+      const bool keeps_none = is_equal(*x, keeps_nothing);
+      infinite |= keeps_none;
+      if (!keeps_none) sum += static_cast<double>(*x);
     }
     *loss = terms == 0 ? 0.0 : sum / static_cast<double>(terms);
+    if (infinite && !is_nan(sum)) store_infinity(*loss);
   }
 
  private:

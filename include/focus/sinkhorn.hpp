@@ -27,11 +27,11 @@ namespace detail {
 
 /// Calls f<L>() with the type L in which logits scores / temperature are worked out, where sums are
 /// of type A: double at temperatures so low that of floats (scores up to 2^63) they might leave the
-/// range of float.
+/// range of float, or so high that they and the potentials beside them might vanish in it.
 template <class A, class F>
 void with_logit_type(double temperature, F&& f) {
   if constexpr (std::same_as<A, float>)
-    if (temperature < 0x1p-64) return f.template operator()<double>();
+    if (temperature < 0x1p-64 || temperature > 0x1p64) return f.template operator()<double>();
   f.template operator()<A>();
 }
 
@@ -283,7 +283,7 @@ void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_grou
                        const any_executor& exec) {
   group_potentials<A> potentials(scores.extent(1));
   for (index_t g = 0; g < scores.extent(1); ++g)
-    potentials[g] = static_cast<A>(log_group_scale[static_cast<std::size_t>(g)]);
+    potentials[g] = saturated<A>(log_group_scale[static_cast<std::size_t>(g)]);
   detail::soften_rows(scores, potentials, options.temperature, assignment, exec);
 }
 

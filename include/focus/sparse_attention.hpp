@@ -72,12 +72,12 @@ class cell_order_run {
     key_packer<E> local, cells;
   };
   packers plan_packers(scratch_plan& scratch, const attention_shape& s) const {
-    const auto slots = static_cast<index_t>(plan_->key_slots().size());
+    const auto slot_count = static_cast<index_t>(plan_->key_slots().size());
     // The keys in token order are done with when those of the cells are packed.
     scratch_plan same_scratch = scratch;
     const key_packer<E> local(scratch, heads_at_once_, any_local_ ? s.n_k : 0, s.head_dim,
                               s.value_dim);
-    const key_packer<E> cells(same_scratch, heads_at_once_, slots, s.head_dim, s.value_dim);
+    const key_packer<E> cells(same_scratch, heads_at_once_, slot_count, s.head_dim, s.value_dim);
     scratch.cover(same_scratch);
     return {local, cells};
   }

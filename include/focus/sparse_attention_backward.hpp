@@ -31,7 +31,7 @@ struct cell_pass {
   resolved_pattern pattern;
   index_t pairs_a_row;  // about so many
 
-  [[nodiscard]] index_t slots() const noexcept {
+  [[nodiscard]] index_t slot_count() const noexcept {
     return static_cast<index_t>(plan->key_slots().size());
   }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept {

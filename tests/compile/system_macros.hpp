@@ -406,3 +406,14 @@
 #define SOCK_RAW focus macro SOCK_RAW;
 #undef IN_CLASSA
 #define IN_CLASSA focus macro IN_CLASSA;
+// Qt's keywords.
+#undef slots
+#define slots focus macro slots;
+#undef signals
+#define signals focus macro signals;
+#undef emit
+#define emit focus macro emit;
+#undef foreach
+#define foreach focus macro foreach;
+#undef forever
+#define forever focus macro forever;

@@ -42,7 +42,8 @@ template <class T, int Rank>
 tensor_view<T, Rank> heads_slice(const tensor_view<T, Rank>& view, index_t first, index_t count) {
   auto extents = view.extents();
   extents[0] = count;
-  T* const data = view.data() == nullptr ? nullptr : view.data() + first * view.stride(0);
+  // The strides of an empty view may be any numbers: they are not to be multiplied.
+  T* const data = view.empty() ? view.data() : view.data() + first * view.stride(0);
   return {data, extents, view.strides()};
 }
 
@@ -54,7 +55,7 @@ tensor_view<T, Rank - 1> sequence_slice(const tensor_view<T, Rank>& view, index_
     extents[static_cast<std::size_t>(r - 1)] = view.extent(r);
     strides[static_cast<std::size_t>(r - 1)] = view.stride(r);
   }
-  return {view.data() == nullptr ? nullptr : view.data() + b * view.stride(0), extents, strides};
+  return {view.empty() ? view.data() : view.data() + b * view.stride(0), extents, strides};
 }
 
 /// Views of Q, K, V, out and lse after their checks, as the kernels take them. Rank: of Q, 3, or 4

@@ -97,7 +97,7 @@ bool overlaps(const tensor_view<A, RankA>& a, const tensor_view<B, RankB>& b) {
   // Adds `extent` steps of `stride` bytes, forwards for a and backwards for b; equal strides share
   // a dimension.
   const auto add = [&](std::int64_t extent, std::int64_t stride, int sign) {
-    if (extent <= 1 || stride == 0) return;
+    if (stride == 0) return;
     if (stride < 0) stride = -stride, sign = -sign;
     if (dimensions.find(stride) == nullptr) dimensions.insert({stride, 0, 0});
     difference_dimension& d = *dimensions.find(stride);
@@ -105,8 +105,11 @@ bool overlaps(const tensor_view<A, RankA>& a, const tensor_view<B, RankB>& b) {
   };
   constexpr auto size_a = static_cast<std::int64_t>(sizeof(A));
   constexpr auto size_b = static_cast<std::int64_t>(sizeof(B));
-  for (int r = 0; r < RankA - 1; ++r) add(a.extent(r), a.stride(r) * size_a, 1);
-  for (int r = 0; r < RankB - 1; ++r) add(b.extent(r), b.stride(r) * size_b, -1);
+  // The stride of a single row may be any number: it is not to be multiplied.
+  for (int r = 0; r < RankA - 1; ++r)
+    if (a.extent(r) > 1) add(a.extent(r), a.stride(r) * size_a, 1);
+  for (int r = 0; r < RankB - 1; ++r)
+    if (b.extent(r) > 1) add(b.extent(r), b.stride(r) * size_b, -1);
   // Differences of addresses as integers: the views may belong to unrelated allocations.
   const auto address = [](const void* p) {
     return static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p));
@@ -145,8 +148,8 @@ void require_distinct_elements(const tensor_view<Out, Rank>& out, const char* ou
     difference_dimensions<static_cast<std::size_t>(Rank)> dimensions;
     for (int other = 0; other < Rank - 1; ++other) {
       const std::int64_t steps = out.extent(other) - 1;
+      if (steps == 0 || out.stride(other) == 0) continue;
       const std::int64_t stride = out.stride(other) * static_cast<std::int64_t>(sizeof(Out));
-      if (steps == 0 || stride == 0) continue;
       dimensions.insert({stride < 0 ? -stride : stride, other == r ? 1 : -steps, steps});
     }
     const bool repeats =

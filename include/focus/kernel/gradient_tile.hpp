@@ -305,7 +305,7 @@ class gradient_tile {
         });
       if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
     };
-    for_each_block<A>(limits_, rows_, keys.slots, tile_sizes<A>::gradient_keys,
+    for_each_block<A>(limits_, rows_, keys.slot_count, tile_sizes<A>::gradient_keys,
                       differentiate_block);
   }
 

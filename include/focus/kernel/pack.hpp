@@ -28,10 +28,10 @@ class key_packer {
 
  public:
   /// Plans room for `slots` (rounded up to whole panels) of each of up to kv_heads heads.
-  key_packer(scratch_plan& plan, index_t kv_heads, index_t slots, index_t head_dim,
+  key_packer(scratch_plan& plan, index_t kv_heads, index_t slot_count, index_t head_dim,
              index_t value_dim)
       : kv_heads_(kv_heads),
-        slots_(round_up(slots, panel)),
+        slots_(round_up(slot_count, panel)),
         head_dim_(head_dim),
         value_dim_(value_dim) {
     keys_ = plan.add<E>(kv_heads_ * keys_size() + lanes);

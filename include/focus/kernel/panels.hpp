@@ -135,7 +135,7 @@ struct packed_keys {
   /// For each key panel: some value in it is NaN or infinite, so that even a weight of 0 may not
   /// touch it.
   const std::uint8_t* nonfinite_values = nullptr;  // [slots / panel]
-  index_t slots = 0;
+  index_t slot_count = 0;
   index_t head_dim = 0, value_dim = 0;
 
   [[nodiscard]] index_t value_panels() const noexcept { return ceil_div(value_dim, panel); }
@@ -143,11 +143,13 @@ struct packed_keys {
     return keys + slot * packed_depth(head_dim);
   }
   [[nodiscard]] const E* value_panel(index_t p, index_t slot) const noexcept {
-    return values + (p * value_stride(slots) + slot) * panel;
+    return values + (p * value_stride(slot_count) + slot) * panel;
   }
   /// Rows of a value panel in memory. The panels of one key are written together: one row more than
   /// there are slots, whose number is often a power of two, keeps them in different cache sets.
-  [[nodiscard]] static constexpr index_t value_stride(index_t slots) noexcept { return slots + 1; }
+  [[nodiscard]] static constexpr index_t value_stride(index_t slot_count) noexcept {
+    return slot_count + 1;
+  }
   [[nodiscard]] static constexpr index_t packed_depth(index_t head_dim) noexcept {
     return round_up(head_dim, tile_sizes<E>::depth_step);
   }

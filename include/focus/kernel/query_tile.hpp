@@ -128,11 +128,12 @@ class query_tile : operand<E>::scope {
   /// row, block).
   template <class Step>
   void attend_strips(const packed_keys<E>& keys, Step&& step) {
-    for_each_block<E>(limits_, rows_, keys.slots, tile_sizes<E>::block_keys, [&](slot_range block) {
-      for (index_t first = 0; first < rows_; first += strip_rows)
-        with_strip_rows<E>(rows_ - first,
-                           [&](auto strip) { step(strip, state_of(first), first, block); });
-    });
+    for_each_block<E>(
+        limits_, rows_, keys.slot_count, tile_sizes<E>::block_keys, [&](slot_range block) {
+          for (index_t first = 0; first < rows_; first += strip_rows)
+            with_strip_rows<E>(rows_ - first,
+                               [&](auto strip) { step(strip, state_of(first), first, block); });
+        });
   }
 
   /// Output row r, acc / sum, into `out`; zeros when nothing was seen.

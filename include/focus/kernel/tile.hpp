@@ -42,10 +42,10 @@ slot_range visible_slots(const slot_range* limit, slot_range block) noexcept {
 /// Calls f(block) for the slots within any of the limits, in blocks of `block_keys` from a panel
 /// border on.
 template <class E, class F>
-void for_each_block(const slot_range* limits, index_t rows, index_t slots, index_t block_keys,
+void for_each_block(const slot_range* limits, index_t rows, index_t slot_count, index_t block_keys,
                     F&& f) {
   constexpr int panel = tile_sizes<E>::panel;
-  slot_range all{slots, 0};
+  slot_range all{slot_count, 0};
   for (index_t r = 0; r < rows; ++r) {
     if (limits[r].begin >= limits[r].end) continue;
     all.begin = (std::min)(all.begin, limits[r].begin);

@@ -54,7 +54,7 @@ struct attend_by_rules {
 template <class P>
 concept backward_pass = requires(const P& pass, index_t tile, index_t r, index_t slot,
                                  gradient_tile<float>& rows, const attend_by_rules& attend) {
-  { pass.slots() } -> std::same_as<index_t>;             // of its keys, as they are packed
+  { pass.slot_count() } -> std::same_as<index_t>;        // of its keys, as they are packed
   { pass.token_of(slot) } -> std::same_as<index_t>;      // the key at a slot; -1: none
   { pass.pairs_a_row } -> std::convertible_to<index_t>;  // about so many
   { pass.tiles() } -> std::same_as<index_t>;             // 0: there is nothing to do
@@ -89,7 +89,7 @@ struct token_order_pass : rows_once {
   index_t pairs_a_row;  // about so many
   Walk walk_tile;
 
-  [[nodiscard]] index_t slots() const noexcept { return n_k; }
+  [[nodiscard]] index_t slot_count() const noexcept { return n_k; }
   [[nodiscard]] index_t token_of(index_t slot) const noexcept { return slot < n_k ? slot : -1; }
   [[nodiscard]] index_t row(index_t tile, index_t r) const noexcept {
     return tile * plan_tile_rows + r;
@@ -127,7 +127,7 @@ struct no_pass : rows_once {
   no_pass() noexcept : rows_once{0} {}
 
   static constexpr index_t pairs_a_row = 0;
-  [[nodiscard]] static index_t slots() noexcept { return 0; }
+  [[nodiscard]] static index_t slot_count() noexcept { return 0; }
   [[nodiscard]] static index_t token_of(index_t) noexcept { return -1; }
   [[nodiscard]] static index_t row(index_t, index_t) noexcept { return 0; }
   template <walked_tile Tile, class Attend>
@@ -249,8 +249,8 @@ class backward_run {
                                     : (std::min)(ceil_div(4 * workers, segments), s.kv_heads)),
         gates_(make_gates(scratch, workers)),
         wanted_(with_gates(wanted)),
-        first_packers_(plan_packers(scratch, s, first_pass.slots())),
-        second_packers_(plan_packers(scratch, s, second_pass.slots())),
+        first_packers_(plan_packers(scratch, s, first_pass.slot_count())),
+        second_packers_(plan_packers(scratch, s, second_pass.slot_count())),
         layout_(scratch, workers, s.head_dim, value_dim(s), gates_.groups, score.softcap > 0,
                 wanted_),
         sums_(scratch, s, heads_at_once_, segments, gates_.groups, wanted_,
@@ -289,10 +289,11 @@ class backward_run {
   struct packers {
     key_packer<A> keys, values;
   };
-  packers plan_packers(scratch_plan& scratch, const attention_shape& s, index_t slots) const {
+  packers plan_packers(scratch_plan& scratch, const attention_shape& s, index_t slot_count) const {
     // In this order: a list of initialisers is evaluated from left to right.
-    return {key_packer<A>(scratch, heads_at_once_, slots, s.head_dim, wanted_.dq ? s.head_dim : 0),
-            key_packer<A>(scratch, heads_at_once_, slots, value_dim(s), 0)};
+    return {
+        key_packer<A>(scratch, heads_at_once_, slot_count, s.head_dim, wanted_.dq ? s.head_dim : 0),
+        key_packer<A>(scratch, heads_at_once_, slot_count, value_dim(s), 0)};
   }
   [[nodiscard]] wanted_gradients with_gates(wanted_gradients wanted) const noexcept {
     wanted.dquery_gates = gates_.wants_dquery;
@@ -311,7 +312,7 @@ class backward_run {
                 pass_position place) const {
     const Arguments& args = heads.args;
     const auto token_of = [&](index_t slot) {
-      return slot < pass.slots() ? pass.token_of(slot) : -1;
+      return slot < pass.slot_count() ? pass.token_of(slot) : -1;
     };
     const auto no_columns = [](const auto& view) {
       auto extents = view.extents();

@@ -31,10 +31,10 @@ inline resolved_pattern resolve(const routing_plan& plan, const attention_shape&
 /// below limit(row). Rows and keys both go up in position: after a search for the first row, the
 /// others walk along.
 template <walked_tile Tile, class Limit>
-void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> slots,
+void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> slot_count,
                           Limit&& limit) {
   const auto position = [&](index_t slot) {
-    return slots[static_cast<std::size_t>(slot)];
+    return slot_count[static_cast<std::size_t>(slot)];
   };
   index_t end = keys.begin;
   for (auto step =

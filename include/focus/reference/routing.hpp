@@ -223,7 +223,7 @@ void sinkhorn(const Scores& scores, Assignment&& assignment, LogGroupScale&& log
   detail::textbook::softmax_rows(log_q, f);
   detail::textbook::store(log_q, out);
   for (index_t g = 0; g < groups; ++g)
-    potentials[static_cast<std::size_t>(g)] = static_cast<out_type>(column(g));
+    potentials[static_cast<std::size_t>(g)] = detail::saturated<out_type>(column(g));
 }
 
 /// The assignment of tokens one by one, with the column potentials held fixed.
