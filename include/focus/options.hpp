@@ -51,7 +51,7 @@ struct score_options {
   std::optional<double> softcap = std::nullopt;
 };
 
-/// Sinkhorn balancing (arXiv 2604.03260, section 3; 1306.0895): tau and N.
+/// Sinkhorn balancing (arXiv 2604.03260, 1306.0895): tau and N.
 struct sinkhorn_options {
   double temperature = 0.1;
   int iterations = 10;
