@@ -240,7 +240,7 @@ all_tiers() {
   local newest avx512_tests
   newest=$(newest_clang)
   tier "GCC, AVX2, with benchmarks and examples" avx2 "$avx2" all . "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG"
-  tier "Clang, AVX2" clang-avx2 "$avx2" all . "${quick[@]}"
+  tier "Clang, AVX2" clang-avx2 "$avx2" all "unit|interoperability|compile" "${quick[@]}"
   tier "Address and undefined-behaviour sanitizers" asan-ubsan "$avx2" focus_unit_tests unit "${quick[@]}"
   if [[ -n $listing ]] || ((${#only[@]} > 0)) || ! cpu_has $amx; then
     tier "GCC, AVX-512 and AMX emulated on AVX2" avx512-emulated "$avx2" focus_kernel_tests "kernel|bfloat16"
