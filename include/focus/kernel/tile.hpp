@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
@@ -127,8 +128,10 @@ void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index
   for (int r = 0; r < Rows; ++r) {
     const slot_range own = own_scores<E>(strip.limit[r], base, count);
     const A highest = highest_score(scores + r * stride + own.begin, own.end - own.begin);
+    A block_top = highest;
     // What is hidden does not raise the maximum, whatever the factor makes of it.
-    const A block_top = highest > lowest<A> ? highest * factor : lowest<A>;
+    if constexpr (!std::is_empty_v<typename operand<E>::score_factor>)
+      block_top = highest > lowest<A> ? highest * factor : lowest<A>;
     const A top = block_top > strip.top[r] ? block_top : strip.top[r];
     // Measured from 0, not from itself, nothing seen weighs 2^lowest = 0.
     shift[r] = top > lowest<A> ? top : A{0};
