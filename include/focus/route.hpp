@@ -37,7 +37,7 @@ void run_route(const matrix_view<const H>& hidden, const centroid_params<T>& par
   const scratch_memory memory(exec, plan);
   group_potentials<L> potentials(groups);
   for (index_t g = 0; g < groups; ++g)
-    potentials[g] = saturated<L>(log_group_scale[static_cast<std::size_t>(g)]);
+    potentials[g] = saturated<L>(static_cast<double>(log_group_scale[static_cast<std::size_t>(g)]));
 
   scorer.pack(memory, params);
   scorer.score(memory, hidden, exec, [&](index_t token, const A* scores) {

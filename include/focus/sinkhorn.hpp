@@ -283,7 +283,7 @@ void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_grou
                        const any_executor& exec) {
   group_potentials<A> potentials(scores.extent(1));
   for (index_t g = 0; g < scores.extent(1); ++g)
-    potentials[g] = saturated<A>(log_group_scale[static_cast<std::size_t>(g)]);
+    potentials[g] = saturated<A>(static_cast<double>(log_group_scale[static_cast<std::size_t>(g)]));
   detail::soften_rows(scores, potentials, options.temperature, assignment, exec);
 }
 

@@ -282,7 +282,7 @@ void require_shape(
     const std::type_identity_t<std::array<index_t, static_cast<std::size_t>(Rank)>>& expected,
     const char* function, const char* argument) {
   if (view.extents() != expected)
-    fail_argument(function, argument, "shape " + describe_shape(expected),
+    fail_argument(function, argument, std::string("shape ") + describe_shape(expected),
                   describe_shape(view.extents()));
 }
 
@@ -294,7 +294,7 @@ void require_data(const tensor_view<T, Rank>& view, const char* function, const 
 inline void require_length(std::size_t length, index_t expected, const char* function,
                            const char* argument) {
   if (static_cast<index_t>(length) != expected)
-    fail_argument(function, argument, "length " + std::to_string(expected), length);
+    fail_argument(function, argument, std::string("length ") + std::to_string(expected), length);
 }
 
 }  // namespace detail

@@ -135,10 +135,10 @@ attention_shape check_attention_inputs(const char* function, const tensor_view<c
   detail::require_shape(k, detail::shape_beside(q, s.kv_heads, s.n_k, s.head_dim), function, "k");
   detail::require_shape(v, detail::shape_beside(q, s.kv_heads, s.n_k, s.value_dim), function, "v");
   if (s.kv_heads == 0 ? s.heads != 0 : s.heads % s.kv_heads != 0)
-    fail_argument(
-        function, "q",
-        "a number of heads that is a multiple of kv_heads = " + std::to_string(s.kv_heads),
-        s.heads);
+    fail_argument(function, "q",
+                  std::string("a number of heads that is a multiple of kv_heads = ") +
+                      std::to_string(s.kv_heads),
+                  s.heads);
   require_data(q, function, "q");
   require_data(k, function, "k");
   require_data(v, function, "v");

@@ -156,7 +156,7 @@ void require_distinct_elements(const tensor_view<Out, Rank>& out, const char* ou
         out.stride(r) == 0 || overlap_search(dimensions.all(), bytes, bytes).meets(0, 0);
     if (repeats)
       fail_argument(function, out_name, "strides that give each element its own place",
-                    "strides " + describe_shape(out.strides()));
+                    std::string("strides ") + describe_shape(out.strides()));
   }
 }
 

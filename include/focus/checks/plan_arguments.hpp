@@ -16,13 +16,16 @@ namespace detail {
 
 inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
                                const char* function, const char* argument = "plan",
-                               const std::string& element = {}) {
+                               index_t element = -1) {
   if (plan.query_count() == s.n_q && plan.key_count() == s.n_k) return;
-  const auto lengths = [&](index_t n_q, index_t n_k) {
-    return element + "n_q = " + std::to_string(n_q) + ", n_k = " + std::to_string(n_k);
+  const auto lengths = [&](const char* before, index_t n_q, index_t n_k) {
+    std::string text(before);
+    if (element >= 0) text.append("[").append(std::to_string(element)).append("] ");
+    text.append("n_q = ").append(std::to_string(n_q));
+    return text.append(", n_k = ").append(std::to_string(n_k));
   };
-  fail_argument(function, argument, "one for " + lengths(s.n_q, s.n_k),
-                lengths(plan.query_count(), plan.key_count()));
+  fail_argument(function, argument, lengths("one for ", s.n_q, s.n_k),
+                lengths("", plan.query_count(), plan.key_count()));
 }
 
 /// The plans of a batch: one for each sequence.
@@ -30,7 +33,7 @@ inline void check_plans(std::span<const routing_plan> plans, index_t sequences,
                         const attention_shape& s, const char* function) {
   require_length(plans.size(), sequences, function, "plans");
   for (std::size_t b = 0; b < plans.size(); ++b)
-    check_plan_lengths(plans[b], s, function, "plans", "[" + std::to_string(b) + "] ");
+    check_plan_lengths(plans[b], s, function, "plans", static_cast<index_t>(b));
 }
 
 }  // namespace detail

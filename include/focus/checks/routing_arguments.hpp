@@ -18,7 +18,8 @@ namespace detail {
 
 inline void require_top_k(int k, index_t groups, const char* function) {
   if (k < 1 || k > groups)
-    fail_argument(function, "k", "1 to " + std::to_string(groups) + ", the number of groups", k);
+    fail_argument(function, "k",
+                  std::string("1 to ") + std::to_string(groups) + ", the number of groups", k);
 }
 
 /// Checks what centroid_scores and route have in common; throws invalid_argument.
@@ -28,9 +29,10 @@ void check_centroid_arguments(const char* function, const matrix_view<const H>& 
   const index_t model_dim = params.projection.extent(0), group_dim = params.projection.extent(1);
   const index_t groups = params.centroids.extent(0);
   if (hidden.extent(1) != model_dim)
-    fail_argument(function, "hidden",
-                  "shape [n, d_model = " + std::to_string(model_dim) + " of params.projection]",
-                  describe_shape(hidden.extents()));
+    fail_argument(
+        function, "hidden",
+        std::string("shape [n, d_model = ") + std::to_string(model_dim) + " of params.projection]",
+        describe_shape(hidden.extents()));
   require(groups >= 1 && groups <= max_groups, function, "params.centroids", "1 to 64 groups",
           groups);
   require_shape(params.centroids, {groups, group_dim}, function, "params.centroids");

@@ -222,10 +222,11 @@ void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& pl
                       const score_options& score = {}, Lse&& lse = {}, Exec&& exec = {}) {
   const index_t n_q = detail::as_view(q).extent(1), n_k = detail::as_view(k).extent(1);
   if (plan.query_count() != n_q || plan.key_count() != n_k)
-    detail::fail_argument("reference::sparse_attention", "plan",
-                          "one for n_q = " + std::to_string(n_q) + ", n_k = " + std::to_string(n_k),
-                          "n_q = " + std::to_string(plan.query_count()) +
-                              ", n_k = " + std::to_string(plan.key_count()));
+    detail::fail_argument(
+        "reference::sparse_attention", "plan",
+        std::string("one for n_q = ") + std::to_string(n_q) + ", n_k = " + std::to_string(n_k),
+        std::string("n_q = ") + std::to_string(plan.query_count()) +
+            ", n_k = " + std::to_string(plan.key_count()));
   reference::sparse_attention(q, k, v, plan.query_masks(), plan.key_masks(), plan.pattern(), out,
                               score, lse, exec);
 }

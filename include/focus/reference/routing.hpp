@@ -100,9 +100,12 @@ template <class Value>
 group_mask largest_groups(index_t groups, int k, Value&& value) {
   std::vector<index_t> order(static_cast<std::size_t>(groups));
   std::iota(order.begin(), order.end(), index_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](index_t a, index_t b) {
-    if (is_nan(value(a)) || is_nan(value(b))) return !is_nan(value(a)) && is_nan(value(b));
-    return value(a) > value(b);
+  std::sort(order.begin(), order.end(), [&](index_t a, index_t b) {
+    const bool a_is_nan = is_nan(value(a)), b_is_nan = is_nan(value(b));
+    if (a_is_nan != b_is_nan) return b_is_nan;
+    if (!a_is_nan && value(a) > value(b)) return true;
+    if (!a_is_nan && value(a) < value(b)) return false;
+    return a < b;
   });
   group_mask mask = 0;
   for (int r = 0; r < k; ++r) mask |= group_mask{1} << order[static_cast<std::size_t>(r)];
