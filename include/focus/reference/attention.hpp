@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "focus/checks/attention_arguments.hpp"
@@ -15,7 +14,6 @@
 #include "focus/checks/merge_arguments.hpp"
 #include "focus/checks/plan_arguments.hpp"
 #include "focus/config.hpp"
-#include "focus/error.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/routing_plan.hpp"
@@ -219,16 +217,14 @@ void sparse_attention(const Q& q, const K& k, const V& v, const QueryMasks& quer
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
 void sparse_attention(const Q& q, const K& k, const V& v, const routing_plan& plan, Out&& out,
-                      const score_options& score = {}, Lse&& lse = {}, Exec&& exec = {}) {
-  const index_t n_q = detail::as_view(q).extent(1), n_k = detail::as_view(k).extent(1);
-  if (plan.query_count() != n_q || plan.key_count() != n_k)
-    detail::fail_argument(
-        "reference::sparse_attention", "plan",
-        std::string("one for n_q = ") + std::to_string(n_q) + ", n_k = " + std::to_string(n_k),
-        std::string("n_q = ") + std::to_string(plan.query_count()) +
-            ", n_k = " + std::to_string(plan.key_count()));
-  reference::sparse_attention(q, k, v, plan.query_masks(), plan.key_masks(), plan.pattern(), out,
-                              score, lse, exec);
+                      const score_options& score = {}, Lse&& lse = {},
+                      [[maybe_unused]] Exec&& exec = {}) {
+  constexpr const char* function = "reference::sparse_attention";
+  const auto arguments = detail::check_attention_arguments(function, q, k, v, out, lse);
+  detail::validate(score, function);
+  detail::check_plan_lengths(plan, arguments.shape, function);
+  detail::textbook::sparse_attention(arguments, plan.query_masks(), plan.key_masks(),
+                                     plan.pattern(), score);
 }
 
 /// The same for a batch of sequences with a plan for each, as focus::sparse_attention.
