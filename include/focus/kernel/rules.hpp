@@ -19,7 +19,7 @@ namespace detail {
 template <class R, int Rows = tile_sizes<float>::strip_rows>
 concept hiding_rules = requires(const R& rules, index_t first_row, index_t base, index_t count,
                                 float* scores, index_t row, index_t slot) {
-  // Sets the scores of hidden keys to -inf, in slots [base, base + count) for the rows of a strip
+  // Sets the scores of hidden keys to `lowest`, in slots [base, base + count) for the rows of a strip
   // that begins with row `first_row` of its tile; returns whether there may have been any.
   { rules.template hide<Rows>(first_row, base, count, scores) } -> std::same_as<bool>;
   // The same for one pair, row of the tile and slot.
@@ -38,7 +38,7 @@ struct no_rules {
 /// Which keys a row does not see, by whether their groups and `mask` have any in common.
 enum class hidden_keys { meeting, disjoint };
 
-/// Sets the scores of those of `count` keys to -inf.
+/// Sets the scores of those of `count` keys to `lowest`.
 template <hidden_keys Hidden, class A>
 void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
                     A* scores) noexcept {

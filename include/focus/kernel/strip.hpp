@@ -61,7 +61,7 @@ struct strip_state {
   using A = accumulator_t<E>;
   const E* query;           // its first row in the tile's packed query rows
   const slot_range* limit;  // [rows]
-  A* top;                   // [rows] running maximum of the scores; -inf: nothing seen yet
+  A* top;                   // [rows] running maximum of the scores; lowest: nothing seen yet
   A* sum;                   // [row_sums][padded_rows] running sums of 2^(score - top)
   A* acc;                   // [rows][acc_stride] running sum of 2^(score - top) * value
   index_t acc_stride;

@@ -68,7 +68,7 @@ void cap_scores(A* scores, index_t count, A softcap) {
 }
 
 /// Sets to `value` what is at slots outside each row's limits, in slots [base, base + count):
-/// scores to -inf. True when a slot that some row of the strip sees is hidden from another.
+/// scores to `lowest`. True when a slot that some row of the strip sees is hidden from another.
 template <int Rows, class A>
 bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_t count, A* scores,
                   A value = lowest<A>) {
@@ -95,7 +95,7 @@ slot_range own_scores(slot_range limit, index_t base, index_t count) noexcept {
   return {begin / step * step, round_up(end, step)};
 }
 
-/// The largest of `count` scores, whole vectors of them; -inf of none.
+/// The largest of `count` scores, whole vectors of them; `lowest` of none.
 template <class A>
 FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
   constexpr int lanes = vec<A>::width;
@@ -113,9 +113,9 @@ FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
 /// Raises the running maxima of the rows of a strip to those of the scores of slots [base, base +
 /// count), turns these scores into weights 2^(s - top) in place, and adds them to the running sums;
 /// rescale[r] is the factor that what was accumulated so far needs for the new maximum. Outside a
-/// row's limits weights are 0, and scores are -inf or, beyond the vectors that its limits reach,
-/// anything. A row that has seen only -inf keeps top at -inf and weights of 0. factor: what
-/// score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
+/// row's limits weights are 0, and scores are `lowest` or, beyond the vectors that its limits reach,
+/// anything. A row that has seen nothing above that keeps it as its top, and weights of 0. factor:
+/// what score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
 /// gate (of widened operands only).
 template <int Rows, class E>
 void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,

@@ -28,13 +28,13 @@ inline resolved_pattern resolve(const routing_plan& plan, const attention_shape&
 }
 
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
-/// below limit(row). Rows and keys both go up in position: after a search for the first row, the
-/// others walk along.
+/// below limit(row). positions: of the key at each slot. Rows and keys both go up in position: after
+/// a search for the first row, the others walk along.
 template <walked_tile Tile, class Limit>
-void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> slot_count,
+void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> positions,
                           Limit&& limit) {
   const auto position = [&](index_t slot) {
-    return slot_count[static_cast<std::size_t>(slot)];
+    return positions[static_cast<std::size_t>(slot)];
   };
   index_t end = keys.begin;
   for (auto step =
