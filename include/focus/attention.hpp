@@ -77,9 +77,9 @@ void attention(const Q& q, const K& k, const V& v, Out&& out,
   detail::run_attention(name, args, pattern, score, detail::any_executor(exec));
 }
 
-/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
-/// as a loop of calls, but threads share out sequences and heads, where a short sequence alone has
-/// little to share.
+/// The same for a batch of sequences of one length each, and one call for all of them: the same
+/// bits as a loop of calls, but threads share out sequences and heads, where a short sequence alone
+/// has little to share.
 ///
 /// @param q    [batch, heads, n_q, head_dim], any strides but the last
 /// @param k    [batch, kv_heads, n_k, head_dim]

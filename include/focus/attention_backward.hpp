@@ -95,14 +95,14 @@ void attention_backward(const Q& q, const K& k, const V& v, const Out& out, cons
   detail::run_attention_backward(name, args, pattern, score, detail::any_executor(exec));
 }
 
-/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
-/// as a loop of calls, but threads share out sequences and heads.
+/// The same for a batch of sequences of one length each, and one call for all of them: the same
+/// bits as a loop of calls, but threads share out sequences and heads.
 ///
 /// @param q, dout, ...  [batch, ...], what they are above
 /// @param lse           [batch, heads, n_q]
 ///
-/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than twice
-/// as many kv heads as there are threads, that of a call for one sequence.
+/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than
+/// twice as many kv heads as there are threads, that of a call for one sequence.
 template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, tensor_like<4> Out,
           tensor_like<3> Lse, tensor_like<4> Dout,
           mutable_tensor_like<4> Dq = tensor_view<float, 4>,

@@ -116,8 +116,8 @@
 
 // Plain data (views' indices, options, 16-bit numbers, masks) lives in an inline namespace named
 // after the version. Everything with a body lives in one that is named after the features above,
-// too. So two translation units in one program share no function unless version and features are the
-// same, and options can be handed from one to the other where the version is.
+// too. So two translation units in one program share no function unless version and features are
+// the same, and options can be handed from one to the other where the version is.
 #define FOCUS_PASTE_VERSION_(major, minor, patch) v##major##_##minor##_##patch
 #define FOCUS_EXPAND_VERSION_(...) FOCUS_PASTE_VERSION_(__VA_ARGS__)
 #define FOCUS_VERSION_NAMESPACE \

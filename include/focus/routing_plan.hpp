@@ -62,8 +62,8 @@ class routing_plan {
   [[nodiscard]] std::span<const group_mask> key_masks() const noexcept { return key_masks_.view(); }
 
   /// The exact number of (query, key) pairs that are computed for one head.
-  /// Counted when asked for: O(n_q x D) with D distinct key masks, and never more than O(n_q x n_k x
-  /// groups a query / 64).
+  /// Counted when asked for: O(n_q x D) with D distinct key masks, and never more than O(n_q x n_k
+  /// x groups a query / 64).
   [[nodiscard]] index_t allowed_pairs() const;
 
   // What the kernels read.

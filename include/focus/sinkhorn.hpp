@@ -42,8 +42,8 @@ vec<A> logit_divisor(double temperature) noexcept {
   return vec<A>::broadcast(saturated<A>((std::max)(temperature, 0x1p-500)));
 }
 
-/// The column potentials f of up to 64 groups, as whole vectors; the lowest number in the lanes that
-/// are no group, so that those weigh nothing.
+/// The column potentials f of up to 64 groups, as whole vectors; the lowest number in the lanes
+/// that are no group, so that those weigh nothing.
 template <class A>
 class group_potentials {
   static constexpr int lanes = vec<A>::width;
@@ -294,8 +294,9 @@ void run_assign_groups(const matrix_view<const T>& scores, std::span<F> log_grou
 ///
 /// Q = exp(S / tau); N times: each column (group) is divided by its sum over the tokens, then each
 /// row (token) by its sum over the groups. In logarithms throughout, so that no temperature
-/// overflows (scores of float up to 2^63 in magnitude, of double up to 2^500). Rows sum to 1, columns tend to n / K. It looks at the whole sequence, so it is for
-/// training and for calibrating log_group_scale; assign_groups and route are causal.
+/// overflows (scores of float up to 2^63 in magnitude, of double up to 2^500). Rows sum to 1,
+/// columns tend to n / K. It looks at the whole sequence, so it is for training and for calibrating
+/// log_group_scale; assign_groups and route are causal.
 ///
 /// @param scores           S [n, K], any storage type, 1 <= K <= 64
 /// @param assignment       Q [n, K], float or double: softmax_g(S / tau + log_group_scale). May not

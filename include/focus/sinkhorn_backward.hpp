@@ -308,8 +308,8 @@ void sinkhorn_backward(const Scores& scores, const Assignment& assignment,
 ///   dS_ig = x_ig / tau,   dlog_group_scale_g = sum_i x_ig,
 ///   x_ig = Q_ig (dQ_ig - sum_h Q_ih dQ_ih)
 ///
-/// @param scores            S [n, K], as assign_groups had them, any storage type, 1 <= K <= 64. Its
-///                          values are not read: the assignment says all
+/// @param scores            S [n, K], as assign_groups had them, any storage type, 1 <= K <= 64.
+///                          Its values are not read: the assignment says all
 /// @param log_group_scale   [K], as assign_groups had it, float or double; not read either
 /// @param assignment        Q [n, K], as assign_groups left it, float or double
 /// @param dassignment       dQ [n, K], float or double. A NaN or an infinity in it reaches its own

@@ -172,15 +172,15 @@ void sparse_attention_backward(const Q& q, const K& k, const V& v, const routing
   detail::run_sparse_backward(args, std::span(&plan, 1), score, detail::any_executor(exec));
 }
 
-/// The same for a batch of sequences of one length each, and one call for all of them: the same bits
-/// as a loop of calls, but threads share out sequences and heads.
+/// The same for a batch of sequences of one length each, and one call for all of them: the same
+/// bits as a loop of calls, but threads share out sequences and heads.
 ///
 /// @param q, dout, ...  [batch, ...], what they are above
 /// @param plans         batch of them, that of each sequence
 /// @param lse           [batch, heads, n_q]
 ///
-/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than twice
-/// as many kv heads as there are threads, that of a call for one sequence.
+/// The rest is as above. Memory: for each thread that of one kv head; in a batch of fewer than
+/// twice as many kv heads as there are threads, that of a call for one sequence.
 template <tensor_like<4> Q, tensor_like<4> K, tensor_like<4> V, span_like<routing_plan> Plans,
           tensor_like<4> Out, tensor_like<3> Lse, tensor_like<4> Dout,
           mutable_tensor_like<4> Dq = tensor_view<float, 4>,

@@ -1,7 +1,7 @@
 // Each function of the library once, on three threads, against focus::reference, without a test
 // framework: what compiles and holds under any flags, and what the thread sanitizer sees. Finite
-// inputs and empty rows only: -ffast-math promises no more. Some values by hand, since the flags are
-// the reference's, too.
+// inputs and empty rows only: -ffast-math promises no more. Some values by hand, since the flags
+// are the reference's, too.
 #include <cstdio>
 #include <cstdlib>
 
@@ -368,8 +368,8 @@ void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& ass
   check(std::abs(loss) < 1e-5, "retained_mass_loss");
 }
 
-/// The tokens as a batch of that many sequences: two, which the threads share one after the other, or
-/// as many as make each a task.
+/// The tokens as a batch of that many sequences: two, which the threads share one after the other,
+/// or as many as make each a task.
 void check_batch(index_t batch, const std::vector<focus::group_mask>& masks) {
   const index_t each = tokens / batch;
   tensor<4> q({batch, heads, each, head_dim}), k({batch, kv_heads, each, head_dim}),

@@ -1,5 +1,5 @@
-// fuzz_shapes without a fuzzer: random_shapes [--cases N] [--seed S] [--first CASE]. Case r of a seed is the same in each run of it, whatever
-// N is; says which were wrong, and goes on.
+// fuzz_shapes without a fuzzer: random_shapes [--cases N] [--seed S] [--first CASE]. Case r of a
+// seed is the same in each run of it, whatever N is; says which were wrong, and goes on.
 #include <array>
 #include <chrono>
 #include <cstdint>

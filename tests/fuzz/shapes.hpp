@@ -1,5 +1,5 @@
-// One case of attention, of whatever shape and pattern the bytes say, against focus::reference: forward and backward, with
-// the checks and the tolerances of the tests.
+// One case of attention, of whatever shape and pattern the bytes say, against focus::reference:
+// forward and backward, with the checks and the tolerances of the tests.
 #pragma once
 
 #include <algorithm>
@@ -113,7 +113,8 @@ inline fuzzed_case decode(const std::uint8_t* data, std::size_t size) {
     x.tensor = bytes.below(3);
     x.place = static_cast<std::uint64_t>(bytes.byte() + 256 * bytes.byte());
     x.value = bytes.one_of(std::array{oracle::not_a_number, oracle::infinity, -oracle::infinity});
-    // In v it is the infinity that need not keep its sign: times a weight that underflows it is NaN.
+    // In v it is the infinity that need not keep its sign: times a weight that underflows it is
+    // NaN.
     if (x.tensor == 2) x.value = std::abs(x.value);
   }
   if (f.backward) {

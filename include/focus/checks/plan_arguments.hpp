@@ -14,8 +14,8 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Refuses a plan for other lengths; throws invalid_argument. element: which of several plans it is,
-/// -1 for one alone.
+/// Refuses a plan for other lengths; throws invalid_argument. element: which of several plans it
+/// is, -1 for one alone.
 inline void check_plan_lengths(const routing_plan& plan, const attention_shape& s,
                                const char* function, const char* argument = "plan",
                                index_t element = -1) {

@@ -320,8 +320,8 @@ class gradient_tile {
   static constexpr index_t max_strips = tile_sizes<A>::tile_rows / strip_rows + 1;
   /// The lse of a row that sees nothing: no score weighs anything against it.
   static constexpr A empty_row = (std::numeric_limits<A>::max)();
-  /// The lse of a row whose lse is NaN: against it any score but `lowest` weighs more than nothing, so
-  /// that hidden pairs are still told apart.
+  /// The lse of a row whose lse is NaN: against it any score but `lowest` weighs more than nothing,
+  /// so that hidden pairs are still told apart.
   static constexpr A nan_row = std::numeric_limits<A>::lowest() / 2;
 
   /// An empty row sees nothing and has no gradient.

@@ -19,8 +19,8 @@ namespace detail {
 template <class R, int Rows = tile_sizes<float>::strip_rows>
 concept hiding_rules = requires(const R& rules, index_t first_row, index_t base, index_t count,
                                 float* scores, index_t row, index_t slot) {
-  // Sets the scores of hidden keys to `lowest`, in slots [base, base + count) for the rows of a strip
-  // that begins with row `first_row` of its tile; returns whether there may have been any.
+  // Sets the scores of hidden keys to `lowest`, in slots [base, base + count) for the rows of a
+  // strip that begins with row `first_row` of its tile; returns whether there may have been any.
   { rules.template hide<Rows>(first_row, base, count, scores) } -> std::same_as<bool>;
   // The same for one pair, row of the tile and slot.
   { rules.hides(row, slot) } -> std::same_as<bool>;

@@ -100,7 +100,8 @@ inline avx512_double zero_where_less(avx512_double x, avx512_double a, avx512_do
   return {_mm512_mask_mov_pd(x.v, _mm512_cmp_pd_mask(a.v, b.v, _CMP_LT_OQ), _mm512_setzero_pd())};
 }
 
-// In GCC without optimisation the intrinsics are macros, whose mask of all bits is a negative number.
+// In GCC without optimisation the intrinsics are macros, whose mask of all bits is a negative
+// number.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wsign-conversion"

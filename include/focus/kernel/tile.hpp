@@ -113,10 +113,10 @@ FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
 /// Raises the running maxima of the rows of a strip to those of the scores of slots [base, base +
 /// count), turns these scores into weights 2^(s - top) in place, and adds them to the running sums;
 /// rescale[r] is the factor that what was accumulated so far needs for the new maximum. Outside a
-/// row's limits weights are 0, and scores are `lowest` or, beyond the vectors that its limits reach,
-/// anything. A row that has seen nothing above that keeps it as its top, and weights of 0. factor:
-/// what score_factor left to do. gates: [rows][score_stride] or null; each weight is multiplied by its
-/// gate (of widened operands only).
+/// row's limits weights are 0, and scores are `lowest` or, beyond the vectors that its limits
+/// reach, anything. A row that has seen nothing above that keeps it as its top, and weights of 0.
+/// factor: what score_factor left to do. gates: [rows][score_stride] or null; each weight is
+/// multiplied by its gate (of widened operands only).
 template <int Rows, class E>
 void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,
                     index_t count, accumulator_t<E>* rescale, accumulator_t<E> factor = 1,

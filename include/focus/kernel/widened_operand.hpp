@@ -159,8 +159,8 @@ struct operand {
     return detail::spread_over_panels(rows, panel, width, first, stride, panels);
   }
 
-  // Here, and in accumulate, a call is nothing beside its block of keys: without a word the compiler
-  // would copy the code into all callers.
+  // Here, and in accumulate, a call is nothing beside its block of keys: without a word the
+  // compiler would copy the code into all callers.
   template <int Rows>
   FOCUS_NOINLINE static void score_slots(const A* query, const packed_keys<A>& keys, index_t base,
                                          index_t end, A* scores) {

@@ -28,8 +28,8 @@ inline resolved_pattern resolve(const routing_plan& plan, const attention_shape&
 }
 
 /// Sets the limits of a tile's rows to the slots of `keys` up to the first position that is not
-/// below limit(row). positions: of the key at each slot. Rows and keys both go up in position: after
-/// a search for the first row, the others walk along.
+/// below limit(row). positions: of the key at each slot. Rows and keys both go up in position:
+/// after a search for the first row, the others walk along.
 template <walked_tile Tile, class Limit>
 void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const index_t> positions,
                           Limit&& limit) {

@@ -54,8 +54,8 @@ class counts_by_mask {
   index_t before_end_, behind_begin_;
 };
 
-/// For each group a bit for each key. Counting costs a word for each group of the query and 64 keys,
-/// however many distinct masks there are.
+/// For each group a bit for each key. Counting costs a word for each group of the query and 64
+/// keys, however many distinct masks there are.
 class keys_by_group {
  public:
   static constexpr index_t word_bits = 64;
