@@ -16,6 +16,7 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
+/// Refuses a number of groups a token that is none of 1 ... K.
 inline void require_top_k(int k, index_t groups, const char* function) {
   if (k < 1 || k > groups)
     fail_argument(function, "k",
@@ -56,20 +57,27 @@ void require_disjoint_from_centroids(const tensor_view<Out, Rank>& out, const ch
   detail::require_disjoint(out, out_name, span_view(params.bias), "params.bias", function);
 }
 
+/// Checks the shapes of scores, assignment and potentials, and that they have data.
+template <class T, class Q, class F>
+void check_assignment_inputs(const char* function, const matrix_view<const T>& scores,
+                             const matrix_view<Q>& assignment, std::span<F> log_group_scale) {
+  const index_t groups = scores.extent(1);
+  require(groups >= 1 && groups <= max_groups, function, "scores", "1 to 64 groups", groups);
+  require_data(scores, function, "scores");
+  require_shape(assignment, scores.extents(), function, "assignment");
+  require_data(assignment, function, "assignment");
+  require_length(log_group_scale.size(), groups, function, "log_group_scale");
+  detail::require_data(span_view(log_group_scale), function, "log_group_scale");
+}
+
 /// Checks what sinkhorn and assign_groups have in common; throws invalid_argument.
 template <class T, class TOut, class F>
 void check_assignment_arguments(const char* function, const matrix_view<const T>& scores,
                                 const matrix_view<TOut>& assignment, std::span<F> log_group_scale,
                                 const sinkhorn_options& options) {
-  const index_t groups = scores.extent(1);
   const auto f = span_view(log_group_scale);
-  require(groups >= 1 && groups <= max_groups, function, "scores", "1 to 64 groups", groups);
-  require_data(scores, function, "scores");
-  require_shape(assignment, scores.extents(), function, "assignment");
-  require_data(assignment, function, "assignment");
+  detail::check_assignment_inputs(function, scores, assignment, log_group_scale);
   require_distinct_elements(assignment, "assignment", function);
-  require_length(log_group_scale.size(), groups, function, "log_group_scale");
-  require_data(f, function, "log_group_scale");
   require_disjoint(assignment, "assignment", scores, "scores", function);
   require_disjoint(assignment, "assignment", f, "log_group_scale", function);
   validate(options, function);
@@ -84,14 +92,8 @@ void check_assignment_gradient_arguments(const char* function, const matrix_view
                                          const matrix_view<const DQ>& dassignment,
                                          const matrix_view<DS>& dscores,
                                          const sinkhorn_options& options) {
-  const index_t groups = scores.extent(1);
   const auto f = span_view(log_group_scale);
-  require(groups >= 1 && groups <= max_groups, function, "scores", "1 to 64 groups", groups);
-  require_data(scores, function, "scores");
-  require_shape(assignment, scores.extents(), function, "assignment");
-  require_data(assignment, function, "assignment");
-  require_length(log_group_scale.size(), groups, function, "log_group_scale");
-  require_data(f, function, "log_group_scale");
+  detail::check_assignment_inputs(function, scores, assignment, log_group_scale);
   require_shape(dassignment, scores.extents(), function, "dassignment");
   require_data(dassignment, function, "dassignment");
   require_shape(dscores, scores.extents(), function, "dscores");
