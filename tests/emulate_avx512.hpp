@@ -67,6 +67,16 @@ V scalef(std::uint32_t mask, const V& a, const V& b) {
   return z.template as<V>();
 }
 
+/// What is left of x above the next whole number below it: the one kind of reduction that the
+/// library asks for. None of infinities.
+template <int Control, class V>
+V reduced(const V& v) {
+  static_assert(Control == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+  auto x = lanes<float, 16>::of(v);
+  for (float& lane : x.lane) lane = std::isinf(lane) ? 0 : lane - std::floor(lane);
+  return x.template as<V>();
+}
+
 /// Halves are combined until one lane is left, the order in which compilers expand their
 /// reductions.
 template <class T, int N, class V, class F>
@@ -131,6 +141,9 @@ inline __m512 widen_float16(__m256i v) {
 #define _mm512_maskz_scalef_ps(mask, a, b) focus_test::avx512::scalef<float, 16>(mask, a, b)
 #undef _mm512_maskz_scalef_pd
 #define _mm512_maskz_scalef_pd(mask, a, b) focus_test::avx512::scalef<double, 8>(mask, a, b)
+
+#undef _mm512_reduce_ps
+#define _mm512_reduce_ps(v, control) focus_test::avx512::reduced<control>(v)
 
 #undef _mm512_reduce_add_ps
 #define _mm512_reduce_add_ps(v) \

@@ -379,6 +379,51 @@ TEST_CASE("exp2: exact at whole numbers, 0 where it cannot be normal, NaN stays"
   });
 }
 
+#if FOCUS_HAS_AVX512
+TEST_CASE("exp2_weight: within 2^-22, exact at 0, 0 where it cannot be normal, NaN stays") {
+  // An approximation within 2^-23.5; the result is rounded, by up to 2^-24 of it; what the product
+  // of f and the rest, at most as much, and f itself have lost to rounding is a third as much each.
+  const auto weights_of = [](const lanes<float>& x) {
+    return lanes_of<float>(focus::detail::exp2_weight(load<float>(x)));
+  };
+  double largest = 0;
+  const auto measure = [&](const lanes<float>& x) {
+    const lanes<float> y = weights_of(x);
+    for (std::size_t l = 0; l < x.size(); ++l) {
+      const double error = std::abs(y[l] / std::exp2(static_cast<double>(x[l])) - 1);
+      largest = error <= largest ? largest : error;  // NaN counts as large
+    }
+  };
+  generator random(1);
+  for (int sample = 0; sample < 40000; ++sample) {
+    measure(make_lanes<float>([&](std::size_t) { return -random.uniform(); }));
+    measure(make_lanes<float>([&](std::size_t) { return -126 * random.uniform(); }));
+    // Little below 0, and on either side of whole numbers.
+    measure(make_lanes<float>([&](std::size_t) { return -std::exp2(-40 * random.uniform()); }));
+    const float whole = -std::floor(static_cast<float>(125 * random.uniform()));
+    measure(make_lanes<float>(
+        [&](std::size_t l) { return std::nextafter(whole, l % 2 == 0 ? -200.0f : 1.0f); }));
+  }
+  CHECK(largest <= 0x1p-22);
+
+  using limits = std::numeric_limits<float>;
+  const auto weight_of = [&](float x) {
+    return weights_of(make_lanes<float>([&](std::size_t) { return x; }))[0];
+  };
+  bool exact = true;
+  for (float n = -126; n <= 3; n += 1) exact = exact && weight_of(n) == std::exp2(n);
+  CHECK(exact);
+  CHECK(weight_of(-0.0f) == 1);
+  for (const float x :
+       {std::nextafter(-126.0f, -127.0f), -127.0f, -1e30f, limits::lowest(), -limits::infinity()}) {
+    CHECK(weight_of(x) == 0);
+    CHECK(!std::signbit(weight_of(x)));
+  }
+  CHECK(std::isnan(weight_of(limits::quiet_NaN())));
+  CHECK(std::isnan(weight_of(-limits::quiet_NaN())));
+}
+#endif
+
 TEST_CASE("sigmoid and tanh: the ends, and NaN") {
   for_both([]<class A>(A) {
     using limits = std::numeric_limits<A>;

@@ -240,8 +240,8 @@ struct operand<bfloat16> : bfloat16_operand<bfloat16, amx_products> {
     vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
                rounded_of_odd = total;
     for (index_t j = 0; j < count; j += panel) {
-      const vec<float> even = exp2<float>(fma(vec<float>::load(row + j), scale, offset));
-      const vec<float> odd = exp2<float>(fma(vec<float>::load(row + j + lanes), scale, offset));
+      const vec<float> even = exp2_weight(fma(vec<float>::load(row + j), scale, offset));
+      const vec<float> odd = exp2_weight(fma(vec<float>::load(row + j + lanes), scale, offset));
       const auto pairs = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
       _mm512_storeu_si512(row + j, pairs);
       total = total + even;

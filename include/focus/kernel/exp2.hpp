@@ -36,6 +36,11 @@ inline constexpr std::array<double, 12> exp2_coefficients<double> = {
 /// least, all roundings counted.
 inline constexpr float exp2_small_coefficients[] = {0x1.62e42ep-1f, 0x1.ec0b86p-3f, 0x1.c6d0b6p-5f};
 
+/// The same for 0 <= f <= 1, in float and of lower degree: minimax for the relative error of 2^f,
+/// 2^-23.5, found with Remez's algorithm.
+inline constexpr float exp2_weight_coefficients[] = {0x1.62e4bap-1f, 0x1.ebdb56p-3f, 0x1.c91ce6p-5f,
+                                                     0x1.277856p-7f, 0x1.e974fap-10f};
+
 /// The least x whose 2^x is a normal number.
 template <class A>
 inline constexpr A exp2_lowest = sizeof(A) == 4 ? A(-126) : A(-1022);
@@ -75,6 +80,22 @@ FOCUS_ALWAYS_INLINE vec<A> exp2(vec<A> x) noexcept {
     return scale_by_power(p, n);
   }
 }
+
+#if FOCUS_HAS_AVX512
+/// 2^x in half the time, as exact as weights need that are rounded to bfloat16, and sums of them:
+/// within 2^-22 (of all floats from -1 to 0, off by 2^-22.38 at most). Exactly 1 at 0, and exactly
+/// 0 below exp2_lowest (so at -inf); NaN stays NaN.
+FOCUS_ALWAYS_INLINE vec<float> exp2_weight(vec<float> x) noexcept {
+  constexpr auto& c = exp2_weight_coefficients;
+  const vec<float> f = above_floor(x);
+  vec<float> p = fma(vec<float>::broadcast(c[4]), f, vec<float>::broadcast(c[3]));
+  p = fma(p, f, vec<float>::broadcast(c[2]));
+  p = fma(p, f, vec<float>::broadcast(c[1]));
+  p = fma(p, f, vec<float>::broadcast(c[0]));
+  p = fma(p, f, vec<float>::broadcast(1));
+  return scale_by_power_of_floor(p, x);
+}
+#endif
 
 /// 1 / (1 + e^-x).
 template <class A>

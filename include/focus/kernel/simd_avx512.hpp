@@ -112,6 +112,10 @@ inline avx512_float round(avx512_float x) noexcept {
 inline avx512_double round(avx512_double x) noexcept {
   return {_mm512_roundscale_pd(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+/// x - floor(x): from 0 to 1, to which what lies little below a whole number is rounded.
+inline avx512_float above_floor(avx512_float x) noexcept {
+  return {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
@@ -124,6 +128,12 @@ inline avx512_float scale_by_power(avx512_float x, avx512_float n) noexcept {
 inline avx512_double scale_by_power(avx512_double x, avx512_double n) noexcept {
   const __mmask8 normal = _mm512_cmp_pd_mask(n.v, _mm512_set1_pd(-1023), _CMP_NLE_UQ);
   return {_mm512_maskz_scalef_pd(normal, x.v, n.v)};
+}
+/// a * 2^floor(x), of 1 <= a <= 2; 0 where x < -126, as that may be no normal number, and NaN where
+/// x is.
+inline avx512_float scale_by_power_of_floor(avx512_float a, avx512_float x) noexcept {
+  const __mmask16 normal = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126), _CMP_NLT_UQ);
+  return {_mm512_maskz_scalef_ps(normal, a.v, x.v)};
 }
 
 inline power_of_eighth<avx512_float> nearest_eighth(avx512_float x) noexcept {
