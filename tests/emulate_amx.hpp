@@ -86,6 +86,9 @@ inline void store(int number, void* to, long stride) {
                 static_cast<std::size_t>(t.row_bytes));
 }
 
+/// MXCSR: to nearest, subnormal numbers are zeros, no exceptions.
+constexpr unsigned arithmetic_of_tiles = 0x1f80 | 0x8000 | 0x0040;
+
 /// Products of even elements and of odd ones are summed up apart, each in one chain of fused
 /// multiply-adds from 0; then both are added up, and that to the sum so far. MXCSR is that of the
 /// tiles. Two halves of eight sums each.
@@ -116,10 +119,8 @@ inline void dot_products(int to, int left, int right) {
   if (c.rows != a.rows || c.row_bytes != b.row_bytes || a.row_bytes != 4 * b.rows ||
       c.row_bytes != 64)
     fault("tiles do not fit together");
-  // To nearest, subnormal numbers are zeros, no exceptions.
-  constexpr unsigned of_tiles = 0x1f80 | 0x8000 | 0x0040;
   const unsigned before = _mm_getcsr();
-  _mm_setcsr(of_tiles);
+  _mm_setcsr(arithmetic_of_tiles);
   multiply(c, a, b);
   _mm_setcsr(before);
 }
@@ -127,7 +128,7 @@ inline void dot_products(int to, int left, int right) {
 /// The 16 floats of `low`, then those of `high`, rounded to nearest, ties to even; subnormal
 /// numbers are zeros.
 template <class V>
-__m512i round_to_bfloat16(const V& high, const V& low) {
+__m512bh round_to_bfloat16(const V& high, const V& low) {
   std::uint32_t from[32];
   std::memcpy(from, &low, 64);
   std::memcpy(from + 16, &high, 64);
@@ -142,8 +143,34 @@ __m512i round_to_bfloat16(const V& high, const V& low) {
       x += 0x7fffu + (x >> 16 & 1u);
     to[i] = static_cast<std::uint16_t>(x >> 16);
   }
-  __m512i v;
+  __m512bh v;
   std::memcpy(&v, to, sizeof v);
+  return v;
+}
+
+/// Adds the products of odd elements, then those of even ones, to the sums, in the arithmetic of
+/// tiles.
+template <class V>
+__attribute__((noinline)) V add_dot_products(const V& sums, const __m512bh& left,
+                                             const __m512bh& right) {
+  float sum[16];
+  std::uint16_t x[32], y[32];
+  std::memcpy(sum, &sums, sizeof sum);
+  std::memcpy(x, &left, sizeof x);
+  std::memcpy(y, &right, sizeof y);
+  const auto widen = [](std::uint16_t bits) {
+    return _mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(std::uint32_t{bits} << 16)));
+  };
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(arithmetic_of_tiles);
+  for (int i = 0; i < 16; ++i) {
+    __m128 total = _mm_set_ss(sum[i]);
+    for (const int at : {2 * i + 1, 2 * i}) total = _mm_fmadd_ss(widen(x[at]), widen(y[at]), total);
+    sum[i] = _mm_cvtss_f32(total);
+  }
+  _mm_setcsr(before);
+  V v;
+  std::memcpy(&v, sum, sizeof v);
   return v;
 }
 
@@ -162,6 +189,8 @@ __m512i round_to_bfloat16(const V& high, const V& low) {
 #define _tile_dpbf16ps(to, left, right) focus_test::amx::dot_products(to, left, right)
 #undef _mm512_cvtne2ps_pbh
 #define _mm512_cvtne2ps_pbh(high, low) focus_test::amx::round_to_bfloat16(high, low)
+#undef _mm512_dpbf16_ps
+#define _mm512_dpbf16_ps(sums, left, right) focus_test::amx::add_dot_products(sums, left, right)
 
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1

@@ -236,21 +236,18 @@ struct operand<bfloat16> : bfloat16_operand<bfloat16, amx_products> {
     constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
     factor = factor_with_shift(shift, factor, count, row);
     const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-shift);
-    const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-    vec<float> total = vec<float>::zero(), total_of_odd = total, rounded = total,
-               rounded_of_odd = total;
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    vec<float> total = vec<float>::zero(), total_of_upper = total, rounded = total;
     for (index_t j = 0; j < count; j += panel) {
-      const vec<float> even = exp2_weight(fma(vec<float>::load(row + j), scale, offset));
-      const vec<float> odd = exp2_weight(fma(vec<float>::load(row + j + lanes), scale, offset));
-      const auto pairs = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
-      _mm512_storeu_si512(row + j, pairs);
-      total = total + even;
-      total_of_odd = total_of_odd + odd;
-      rounded = rounded + vec<float>{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
-      rounded_of_odd =
-          rounded_of_odd + vec<float>{_mm512_castsi512_ps(_mm512_and_si512(pairs, upper_half))};
+      const vec<float> lower = exp2_weight(fma(vec<float>::load(row + j), scale, offset));
+      const vec<float> upper = exp2_weight(fma(vec<float>::load(row + j + lanes), scale, offset));
+      const __m512bh weights = _mm512_cvtne2ps_pbh(upper.v, lower.v);
+      _mm512_storeu_si512(row + j, reinterpret_cast<__m512i>(weights));
+      total = total + lower;
+      total_of_upper = total_of_upper + upper;
+      rounded.v = _mm512_dpbf16_ps(rounded.v, weights, ones);
     }
-    return {{reduce_add(total + total_of_odd), reduce_add(rounded + rounded_of_odd)}};
+    return {{reduce_add(total + total_of_upper), reduce_add(rounded)}};
   }
 
  private:
