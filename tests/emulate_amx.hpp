@@ -183,6 +183,8 @@ __attribute__((noinline)) V add_dot_products(const V& sums, const __m512bh& left
 #define _tile_zero(number) focus_test::amx::zero(number)
 #undef _tile_loadd
 #define _tile_loadd(number, from, stride) focus_test::amx::load(number, from, stride)
+#undef _tile_stream_loadd
+#define _tile_stream_loadd(number, from, stride) focus_test::amx::load(number, from, stride)
 #undef _tile_stored
 #define _tile_stored(number, to, stride) focus_test::amx::store(number, to, stride)
 #undef _tile_dpbf16ps

@@ -76,10 +76,10 @@ struct amx_products {
       _tile_zero(3);
     }
     for (index_t first = 0; first < depth; first += chunk) {
-      _tile_loadd(6, key_panel, row_bytes);
+      _tile_stream_loadd(6, key_panel, row_bytes);
       _tile_loadd(4, query, row_bytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, key_panel + tile * chunk, row_bytes);
+      _tile_stream_loadd(7, key_panel + tile * chunk, row_bytes);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (two) {
         _tile_loadd(5, query + tile * chunk, row_bytes);
@@ -113,11 +113,11 @@ struct amx_products {
     if constexpr (two_rows) _tile_loadd(2, lower, acc_bytes);
     if constexpr (two_rows && two_columns) _tile_loadd(3, lower + tile, acc_bytes);
     for (index_t t = 0; t < count; t += panel, weights += panel, values += panel * panel) {
-      _tile_loadd(6, values, row_bytes);
+      _tile_stream_loadd(6, values, row_bytes);
       _tile_loadd(4, weights, weight_bytes);
       _tile_dpbf16ps(0, 4, 6);
       if constexpr (two_columns) {
-        _tile_loadd(7, values + tile * panel, row_bytes);
+        _tile_stream_loadd(7, values + tile * panel, row_bytes);
         _tile_dpbf16ps(1, 4, 7);
       }
       if constexpr (two_rows) {
