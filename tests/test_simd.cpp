@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -269,6 +270,29 @@ TEST_CASE(
   };
   check(float{}), check(double{}), check(focus::bfloat16{}), check(focus::float16{});
   check(oracle::engine_bfloat16{}), check(oracle::engine_float{});
+}
+
+TEST_CASE("store_narrowed: bfloat16 has the bits of the scalar conversion, wherever it rounds") {
+  // Around each pattern and each border between two: of numbers, of subnormal ones, infinities and
+  // NaN of either sign.
+  const auto check = []<class T>(T) {
+    constexpr std::uint32_t lower_halves[] = {0, 1, 0x3fff, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xffff};
+    int wrong = 0;
+    for (std::uint32_t pattern = 0; pattern < 0x10000u; ++pattern)
+      for (std::size_t first = 0; first < std::size(lower_halves); first += width<float>) {
+        const auto x = make_lanes<float>([&](std::size_t l) {
+          return std::bit_cast<float>(pattern << 16 |
+                                      lower_halves[(first + l) % std::size(lower_halves)]);
+        });
+        std::array<T, width<float>> got;
+        focus::detail::store_narrowed(load<float>(x), got.data(), vec<float>::width);
+        for (std::size_t l = 0; l < x.size(); ++l)
+          wrong +=
+              std::bit_cast<std::uint16_t>(got[l]) != focus::detail::float_to_bfloat16_bits(x[l]);
+      }
+    CHECK(wrong == 0);
+  };
+  check(focus::bfloat16{}), check(oracle::engine_bfloat16{});
 }
 
 TEST_CASE("exp2, sigmoid, tanh: errors in units in the last place") {

@@ -127,7 +127,8 @@ enum class storage_format { float32, float64, bfloat16, float16, other };
 ///   static accumulator to_accumulator(T);    // exact widening
 ///   static T from_accumulator(accumulator);  // rounding
 ///   static constexpr storage_format format;  // optional: bfloat16 or float16, where the type is
-///                                            // just those bits, for the vectorised conversions
+///                                            // just those bits, rounded to nearest, ties to even:
+///                                            // for the vectorised conversions
 template <class T>
 struct scalar_traits;
 

@@ -74,11 +74,13 @@ concept vector_of = requires(V a, V b, V c, A x, const A* from, A* to, const std
 };
 static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
 
-// What the layer in use may lack: vectors of bfloat16 and float16 that are widened at once, and,
-// where a lookup is fast, nearest_eighth(x) of floats: n / 8 next to x, |x| <= 127, and 2^(n / 8).
+// What the layer in use may lack: vectors of bfloat16 and float16 that are widened at once, vectors
+// of floats that are narrowed to bfloat16 at once, and, where a lookup is fast, nearest_eighth(x)
+// of floats: n / 8 next to x, |x| <= 127, and 2^(n / 8).
 // A function of somebody else's is not meant by these names.
 void load_bfloat16() = delete;
 void load_float16() = delete;
+void store_bfloat16() = delete;
 void nearest_eighth() = delete;
 
 /// vec<A>::width elements of storage type T, widened. T is float, double, bfloat16, float16 or the
@@ -123,8 +125,16 @@ FOCUS_ALWAYS_INLINE vec<A> load_widened_up_to(const T* p, index_t count) {
 template <class T, class A = accumulator_t<T>>
 FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {
   constexpr int lanes = vec<A>::width;
-  if constexpr (std::is_same_v<T, A>)
+  if constexpr (std::is_same_v<T, A>) {
     if (count == lanes) return x.store(p);
+  } else if constexpr (is_bfloat16<T> && std::is_same_v<accumulator_t<T>, A> &&
+                       requires(void* bits) { store_bfloat16(x, bits); }) {
+    if (count == lanes) return store_bfloat16(x, static_cast<void*>(p));
+    std::uint16_t bits[static_cast<std::size_t>(lanes)];
+    store_bfloat16(x, static_cast<void*>(bits));
+    std::memcpy(static_cast<void*>(p), bits, static_cast<std::size_t>(count) * sizeof(T));
+    return;
+  }
   A lane[static_cast<std::size_t>(lanes)];
   x.store(lane);
   for (index_t l = 0; l < count; ++l) p[l] = narrow<T>(static_cast<accumulator_t<T>>(lane[l]));

@@ -230,6 +230,21 @@ inline avx2_float load_bfloat16(const void* p, avx2_float*) noexcept {
   const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
 }
+/// 8 floats as bfloat16 patterns, the bits of float_to_bfloat16_bits.
+inline void store_bfloat16(avx2_float x, void* p) noexcept {
+  const __m256i bits = _mm256_castps_si256(x.v);
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+  const __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+  const __m256i upper = _mm256_srli_epi32(bits, 16);
+  const __m256i is_odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(
+      _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), is_odd), 16);
+  const __m256i quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+  const __m256i narrowed = _mm256_blendv_epi8(rounded, quiet, nan);
+  _mm_storeu_si128(
+      static_cast<__m128i*>(p),
+      _mm_packus_epi32(_mm256_castsi256_si128(narrowed), _mm256_extracti128_si256(narrowed, 1)));
+}
 #if FOCUS_HAS_F16C
 /// 8 float16 patterns as floats.
 inline avx2_float load_float16(const void* p, avx2_float*) noexcept {

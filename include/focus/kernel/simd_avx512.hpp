@@ -262,6 +262,20 @@ inline avx512_float load_bfloat16(const void* p, avx512_float*) noexcept {
   const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
+/// 16 floats as bfloat16 patterns, the bits of float_to_bfloat16_bits: the processor's conversion
+/// would take subnormal numbers for zeros.
+inline void store_bfloat16(avx512_float x, void* p) noexcept {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+  const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+  const __m512i upper = _mm512_srli_epi32(bits, 16);
+  const __m512i is_odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd), 16);
+  const __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+  const __m256i narrowed = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, quiet));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), narrowed);
+}
 /// 16 float16 patterns as floats.
 inline avx512_float load_float16(const void* p, avx512_float*) noexcept {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

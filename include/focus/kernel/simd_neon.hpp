@@ -182,6 +182,16 @@ FOCUS_ALWAYS_INLINE void transpose(neon_double (&r)[2]) noexcept {
 inline neon_float load_bfloat16(const void* p, neon_float*) noexcept {
   return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(static_cast<const std::uint16_t*>(p)), 16))};
 }
+/// 4 floats as bfloat16 patterns, the bits of float_to_bfloat16_bits.
+inline void store_bfloat16(neon_float x, void* p) noexcept {
+  const uint32x4_t bits = vreinterpretq_u32_f32(x.v);
+  const uint32x4_t magnitude = vandq_u32(bits, vdupq_n_u32(0x7fffffff));
+  const uint32x4_t nan = vcgtq_u32(magnitude, vdupq_n_u32(0x7f800000));
+  const uint32x4_t is_odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), is_odd);
+  const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+  vst1_u16(static_cast<std::uint16_t*>(p), vshrn_n_u32(vbslq_u32(nan, quiet, rounded), 16));
+}
 /// 4 float16 patterns as floats.
 inline neon_float load_float16(const void* p, neon_float*) noexcept {
   return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(static_cast<const std::uint16_t*>(p))))};
