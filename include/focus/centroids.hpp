@@ -34,11 +34,12 @@ template <class H, class T>
 using centroid_accumulator = std::common_type_t<accumulator_t<H>, accumulator_t<T>>;
 
 /// to[r] += rows[r] * panel for Rows rows, each row's sum in rising order of t: its bits do not
-/// depend on the rows beside it.
+/// depend on the rows beside it. next: bytes from a row to one that will be used soon; 0: none.
 template <int Rows, int Vectors, class A>
 FOCUS_NOINLINE void add_rows_times_panel(const array_of<const A*, Rows>& rows, const A* panel,
-                                         index_t depth, A* to, index_t to_stride) {
-  constexpr int lanes = vec<A>::width;
+                                         index_t depth, A* to, index_t to_stride,
+                                         [[maybe_unused]] index_t next) {
+  constexpr int lanes = vec<A>::width, panel_width = tile_sizes<A>::panel;
   table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
     sum[i / Vectors][i % Vectors] =
@@ -46,32 +47,54 @@ FOCUS_NOINLINE void add_rows_times_panel(const array_of<const A*, Rows>& rows, c
   });
   array_of<const A*, Rows> row;
   static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE { row[r] = rows[r]; });
-  for (index_t t = 0; t < depth; ++t, panel += tile_sizes<A>::panel) {
-    array_of<vec<A>, Vectors> column;
-    static_for<Vectors>([&](auto v)
-                            FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(panel + v * lanes); });
-    static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
-      const vec<A> element = vec<A>::broadcast(row[r][t]);
-      static_for<Vectors>(
-          [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v] = fma(element, column[v], sum[r][v]); });
+  const auto add = [&]<int Steps>(index_t t) FOCUS_LAMBDA_INLINE {
+    table_of<vec<A>, Steps, Vectors> column;
+    static_for<Steps * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
+      column[i / Vectors][i % Vectors] =
+          vec<A>::load(panel + (t + i / Vectors) * panel_width + i % Vectors * lanes);
     });
+    static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+      const A* const elements = row[r] + t;
+      static_for<Steps>([&](auto step) FOCUS_LAMBDA_INLINE {
+        const vec<A> element = vec<A>::broadcast(elements[step]);
+        static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+          sum[r][v] = fma(element, column[step][v], sum[r][v]);
+        });
+      });
+    });
+  };
+  // There are more rows than registers for their addresses: each is loaded once for a few elements,
+  // as many as there are registers for columns.
+  constexpr int steps = Vectors == 1 ? 4 : 1;
+  constexpr index_t line = 64 / static_cast<index_t>(sizeof(A));
+  index_t t = 0;
+  for (; t + steps <= depth; t += steps) {
+#if defined(__GNUC__) || defined(__clang__)
+    if (next != 0 && t % line == 0)
+      static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+        __builtin_prefetch(reinterpret_cast<const char*>(row[r] + t) + next, 0, 2);
+      });
+#endif
+    add.template operator()<steps>(t);
   }
+  for (; t < depth; ++t) add.template operator()<1>(t);
   static_for<Rows * Vectors>([&](auto i) FOCUS_LAMBDA_INLINE {
     sum[i / Vectors][i % Vectors].store(to + i / Vectors * to_stride + i % Vectors * lanes);
   });
 }
 
-/// to[r] += rows[r] * matrix, the matrix packed in panels that lie panel_stride apart.
+/// to[r] += rows[r] * matrix, the matrix packed in panels that lie panel_stride apart. next: as
+/// above.
 template <int Rows, class A>
 void add_rows_times_panels(const array_of<const A*, Rows>& rows, const A* panels,
                            index_t panel_stride, index_t depth, index_t columns, A* to,
-                           index_t to_stride) {
+                           index_t to_stride, index_t next = 0) {
   constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  for (index_t c = 0; c < columns; c += panel, panels += panel_stride) {
+  for (index_t c = 0; c < columns; c += panel, panels += panel_stride, next = 0) {
     if (columns - c > lanes)
-      add_rows_times_panel<Rows, 2>(rows, panels, depth, to + c, to_stride);
+      add_rows_times_panel<Rows, 2>(rows, panels, depth, to + c, to_stride, next);
     else
-      add_rows_times_panel<Rows, 1>(rows, panels, depth, to + c, to_stride);
+      add_rows_times_panel<Rows, 1>(rows, panels, depth, to + c, to_stride, next);
   }
 }
 
@@ -168,6 +191,11 @@ class token_projector {
       const A* bias = memory[bias_];
       copy(bias, bias + stride_, projected + r * stride_);
     }
+    // The next strip's rows, where they are read from where they lie.
+    const bool another =
+        std::same_as<H, A> && count == Rows && first + 2 * Rows <= hidden.extent(0);
+    const index_t next =
+        another ? Rows * hidden.stride(0) * static_cast<index_t>(sizeof(A)) : index_t{0};
     array_of<const A*, Rows> operand;
     for (index_t t = 0; t < model_dim_; t += depth_block) {
       const index_t depth = (std::min)(depth_block, model_dim_ - t);
@@ -180,7 +208,7 @@ class token_projector {
         }
       }
       add_rows_times_panels<Rows>(operand, memory[projection_] + t * panel, model_dim_ * panel,
-                                  depth, group_dim_, projected, stride_);
+                                  depth, group_dim_, projected, stride_, next);
     }
   }
 
