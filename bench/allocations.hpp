@@ -57,16 +57,16 @@ inline void release(void* memory, std::size_t alignment) noexcept {
 }  // namespace bench
 
 void* operator new(std::size_t bytes) {
-  return bench::detail::allocate(bytes, alignof(std::max_align_t));
+  return bench::detail::allocate(bytes, 64);
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return bench::detail::allocate(bytes, static_cast<std::size_t>(alignment));
 }
 void operator delete(void* memory) noexcept {
-  bench::detail::release(memory, alignof(std::max_align_t));
+  bench::detail::release(memory, 64);
 }
 void operator delete(void* memory, std::size_t) noexcept {
-  bench::detail::release(memory, alignof(std::max_align_t));
+  bench::detail::release(memory, 64);
 }
 void operator delete(void* memory, std::align_val_t alignment) noexcept {
   bench::detail::release(memory, static_cast<std::size_t>(alignment));

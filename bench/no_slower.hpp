@@ -25,7 +25,9 @@ inline std::vector<sparse_case> hard_patterns(index_t tokens, const focus::patte
   focus::pattern_options wide = usual;
   wide.window = tokens;
   const mask_list all(static_cast<std::size_t>(tokens), ~focus::group_mask{0});
-  return {{"k = K = 8", 8, 8, balanced_masks(tokens, 8, 8), {}, usual},
+  return {{"K = 4, k = 2", 4, 2, balanced_masks(tokens, 4, 2), {}, usual},
+          {"K = 8, k = 2", 8, 2, balanced_masks(tokens, 8, 2), {}, usual},
+          {"k = K = 8", 8, 8, balanced_masks(tokens, 8, 8), {}, usual},
           {"all 64 bits set", 64, 64, all, {}, usual},
           {"K = 64, k = 4", 64, 4, balanced_masks(tokens, 64, 4), {}, usual},
           {"K = 64, k = 16", 64, 16, balanced_masks(tokens, 64, 16), {}, usual},
