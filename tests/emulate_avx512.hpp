@@ -136,8 +136,27 @@ inline __m512 widen_float16(__m256i v) {
   return x.as<__m512>();
 }
 
+/// Lanes without a bit are neither read nor written.
+template <class T, int N, class V>
+void store_some(T* p, unsigned mask, const V& v) {
+  const auto x = lanes<T, N>::of(v);
+  for (int i = 0; i < N; ++i)
+    if ((mask >> i & 1) != 0) p[i] = x.lane[i];
+}
+template <class V, int N, class T>
+V load_some(unsigned mask, const T* p) {
+  lanes<T, N> x = {};
+  for (int i = 0; i < N; ++i)
+    if ((mask >> i & 1) != 0) x.lane[i] = p[i];
+  return x.template as<V>();
+}
+
 }  // namespace focus_test::avx512
 
+#undef _mm512_mask_storeu_ps
+#define _mm512_mask_storeu_ps(p, mask, v) focus_test::avx512::store_some<float, 16>(p, mask, v)
+#undef _mm512_maskz_loadu_epi64
+#define _mm512_maskz_loadu_epi64(mask, p) focus_test::avx512::load_some<__m512i, 8>(mask, p)
 // SIMDe lacks these; nobody here has set another rounding mode than theirs.
 #undef _mm512_add_round_ps
 #define _mm512_add_round_ps(a, b, rounding) (static_cast<void>(rounding), _mm512_add_ps(a, b))

@@ -14,7 +14,10 @@
 #include "catch.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
+#include "focus/kernel/rules.hpp"
 #include "focus/kernel/simd.hpp"
+#include "focus/options.hpp"
+#include "focus/scalar.hpp"
 #include "guarded_tensor.hpp"
 #include "oracle.hpp"
 
@@ -22,6 +25,7 @@ namespace test_simd {
 namespace {
 
 using focus::index_t;
+using focus::detail::is_equal;
 using focus::detail::vec;
 using oracle::generator;
 
@@ -206,6 +210,57 @@ TEST_CASE("static_for counts at compile time") {
     sum = 10 * sum + i();
   });
   CHECK(sum == 123);
+}
+
+template <class A>
+void check_edges() {
+  constexpr index_t step = vec<A>::width;
+  for (index_t count = step; count <= 5 * step; count += step)
+    for (index_t begin = 0; begin <= count; ++begin)
+      for (index_t end = begin; end <= count; ++end) {
+        std::vector<A> row(static_cast<std::size_t>(count + 2), A{1});
+        focus::detail::fill_edges(row.data() + 1, begin, end, count, A{7});
+        bool right = is_equal(row.front(), A{1}) && is_equal(row.back(), A{1});
+        for (index_t j = 0; j < count; ++j)
+          right &=
+              is_equal(row[static_cast<std::size_t>(j + 1)], j < begin || j >= end ? A{7} : A{1});
+        if (!right) {
+          INFO("begin " << begin << ", end " << end << ", count " << count);
+          REQUIRE(right);
+        }
+      }
+}
+
+TEST_CASE("fill_edges: what is before begin and from end on, and nothing else") {
+  check_edges<float>();
+  check_edges<double>();
+}
+
+template <class A>
+void check_hidden() {
+  using focus::detail::hidden_keys;
+  std::vector<focus::group_mask> keys;
+  for (unsigned j = 0; j < 70; ++j) keys.push_back(j % 3 == 0 ? 0 : std::uint64_t{1} << j % 64);
+  const focus::group_mask mask = 0xf0f0f0f0f0f0f0f1u;
+  for (std::size_t count = 0; count < keys.size(); ++count) {
+    std::vector<A> met(keys.size(), A{1}), disjoint = met;
+    focus::detail::hide_by_groups<hidden_keys::meeting>(keys.data(), mask,
+                                                        static_cast<index_t>(count), met.data());
+    focus::detail::hide_by_groups<hidden_keys::disjoint>(
+        keys.data(), mask, static_cast<index_t>(count), disjoint.data());
+    bool right = true;
+    for (std::size_t j = 0; j < keys.size(); ++j) {
+      const bool meets = (keys[j] & mask) != 0, there = j < count;
+      right &= is_equal(met[j], A{1}) == !(there && meets);
+      right &= is_equal(disjoint[j], A{1}) == !(there && !meets);
+    }
+    CHECK(right);
+  }
+}
+
+TEST_CASE("hide_by_groups: any number of keys, and nothing behind them") {
+  check_hidden<float>();
+  check_hidden<double>();
 }
 
 TEST_CASE("load_widened: each storage type, each count, nothing read behind the last element") {

@@ -44,8 +44,16 @@ void hide_by_groups(const group_mask* key_masks, group_mask mask, index_t count,
                     A* scores) noexcept {
   constexpr int lanes = vec<A>::width;
   constexpr bool hides_meeting = Hidden == hidden_keys::meeting;
-  const vec<A> hidden = vec<A>::broadcast(lowest<A>);
   index_t j = 0;
+  if constexpr (requires {
+                  store_where_groups<hides_meeting>(scores, key_masks, mask, count, A{});
+                }) {
+    for (; j < count; j += lanes)
+      store_where_groups<hides_meeting>(scores + j, key_masks + j, mask,
+                                        (std::min<index_t>)(lanes, count - j), lowest<A>);
+    return;
+  }
+  const vec<A> hidden = vec<A>::broadcast(lowest<A>);
   for (; j + lanes <= count; j += lanes) {
     const vec<A> score = vec<A>::load(scores + j);
     where_disjoint(key_masks + j, mask, hides_meeting ? score : hidden,
@@ -65,8 +73,9 @@ struct keys_met_before {
   template <int Rows, class A>
   bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
     for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
-      hide_by_groups<hidden_keys::meeting>(key_masks + base, excluded[first_row + r], count,
-                                           scores);
+      if (excluded[first_row + r] != 0)
+        hide_by_groups<hidden_keys::meeting>(key_masks + base, excluded[first_row + r], count,
+                                             scores);
     return true;
   }
   [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {

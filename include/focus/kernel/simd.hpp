@@ -75,13 +75,20 @@ concept vector_of = requires(V a, V b, V c, A x, const A* from, A* to, const std
 static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
 
 // What the layer in use may lack: vectors of bfloat16 and float16 that are widened at once, vectors
-// of floats that are narrowed to bfloat16 at once, and, where a lookup is fast, nearest_eighth(x)
-// of floats: n / 8 next to x, |x| <= 127, and 2^(n / 8).
+// of floats that are narrowed to bfloat16 at once; where a lookup is fast, nearest_eighth(x) of
+// floats: n / 8 next to x, |x| <= 127, and 2^(n / 8); and where stores can be masked,
+//   store_edges(p, begin, end, count, x)               as fill_edges, where it returns true
+//   store_where_groups<Meeting>(p, sets, with, count, x)
+//                                   p[l] = x for l < count <= width where sets[l] & with is not 0,
+//                                   or, if not Meeting, is 0
 // A function of somebody else's is not meant by these names.
 void load_bfloat16() = delete;
 void load_float16() = delete;
 void store_bfloat16() = delete;
 void nearest_eighth() = delete;
+void store_edges() = delete;
+template <bool>
+void store_where_groups() = delete;
 
 /// vec<A>::width elements of storage type T, widened. T is float, double, bfloat16, float16 or the
 /// user's own.
@@ -138,6 +145,16 @@ FOCUS_ALWAYS_INLINE void store_narrowed(vec<A> x, T* p, index_t count) {
   A lane[static_cast<std::size_t>(lanes)];
   x.store(lane);
   for (index_t l = 0; l < count; ++l) p[l] = narrow<T>(static_cast<accumulator_t<T>>(lane[l]));
+}
+
+/// p[0, begin) = value, p[end, count) = value.
+template <class A>
+FOCUS_ALWAYS_INLINE void fill_edges(A* p, index_t begin, index_t end, index_t count,
+                                    A value) noexcept {
+  if constexpr (requires { store_edges(p, begin, end, count, value); })
+    if (store_edges(p, begin, end, count, value)) return;
+  for (index_t j = 0; j < begin; ++j) p[j] = value;
+  for (index_t j = end; j < count; ++j) p[j] = value;
 }
 
 }  // namespace detail

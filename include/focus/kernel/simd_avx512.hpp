@@ -196,6 +196,35 @@ inline avx512_double where_disjoint(const std::uint64_t* sets, std::uint64_t wit
   return {_mm512_mask_mov_pd(b.v, disjoint(sets, with), a.v)};
 }
 
+template <bool Meeting>
+inline void store_where_groups(float* p, const std::uint64_t* sets, std::uint64_t with,
+                               std::int64_t count, float value) noexcept {
+  const __m512i common = _mm512_set1_epi64(static_cast<long long>(with));
+  const std::uint32_t there = 0xffffu >> (16 - count);
+  const __m512i first = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(there), sets);
+  const __m512i second = _mm512_maskz_loadu_epi64(static_cast<__mmask8>(there >> 8), sets + 8);
+  const std::uint32_t meeting = _mm512_test_epi64_mask(first, common) |
+                                std::uint32_t{_mm512_test_epi64_mask(second, common)} << 8;
+  const auto where = static_cast<__mmask16>((Meeting ? meeting : ~meeting) & there);
+  _mm512_mask_storeu_ps(p, where, _mm512_set1_ps(value));
+}
+
+/// Without a branch on where the edges are: 32 lanes are stored at each end, most of them masked
+/// off.
+inline bool store_edges(float* p, std::int64_t begin, std::int64_t end, std::int64_t count,
+                        float value) noexcept {
+  const std::int64_t behind = count - end;
+  if (begin > 32 || behind > 32 || count < 32) return false;
+  const __m512 values = _mm512_set1_ps(value);
+  const auto head = static_cast<std::uint32_t>((std::uint64_t{1} << begin) - 1);
+  const auto tail = static_cast<std::uint32_t>(~std::uint64_t{0} << (32 - behind));
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>(head), values);
+  _mm512_mask_storeu_ps(p + 16, static_cast<__mmask16>(head >> 16), values);
+  _mm512_mask_storeu_ps(p + count - 32, static_cast<__mmask16>(tail), values);
+  _mm512_mask_storeu_ps(p + count - 16, static_cast<__mmask16>(tail >> 16), values);
+  return true;
+}
+
 inline float reduce_add(avx512_float x) noexcept {
   return _mm512_reduce_add_ps(x.v);
 }
