@@ -383,7 +383,7 @@ TEST_CASE("attention: nothing at all") {
 
 TEST_CASE("attention: exceptions from a loop reach the caller") {
   CHECK(throws_from_body<call>({}, 0));
-  CHECK(throws_from_body<call>({.heads = 4, .n_q = 200, .n_k = 200}, 1));
+  CHECK(throws_from_body<call>({.heads = 4, .kv_heads = 4, .n_q = 200, .n_k = 200}, 1));
   CHECK_FALSE(throws_from_body<call>({}, 1 << 20));
 }
 

@@ -129,7 +129,7 @@ TEST_CASE("routing_plan: in lists, each query is once in each of its groups and 
                                .separate_masks = separate};
         INFO(describe(c));
         auto [query, key] = masks_of(c);
-        // Groups without keys are in no list, queries without others in the first round.
+        // Groups without keys are in no list, queries without others come first.
         for (group_mask& mask : key)
           if (separate) mask &= 0xfff;
         const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
@@ -160,6 +160,58 @@ TEST_CASE("routing_plan: in lists, each query is once in each of its groups and 
           REQUIRE(finished[i] == 1);
         }
       }
+}
+
+TEST_CASE("routing_plan: one group a token makes lists, all of one round") {
+  const attention_case c{.heads = 1,
+                         .n_q = 2400,
+                         .n_k = 2400,
+                         .d = 1,
+                         .d_v = 1,
+                         .pattern = {.window = 5, .sink_tokens = 3},
+                         .group_count = 8,
+                         .top_k = 1};
+  const auto [query, key] = masks_of(c);
+  const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
+  REQUIRE(plan.layout() == focus::detail::plan_layout::groups);
+  CHECK(plan.rounds() == 1);
+  CHECK(plan.key_runs().size() == 8);
+}
+
+TEST_CASE("routing_plan: where the window cuts each query's lists") {
+  for (const bool causal : {true, false}) {
+    const attention_case c{.heads = 1,
+                           .n_q = 2400,
+                           .n_k = 2300,
+                           .d = 1,
+                           .d_v = 1,
+                           .pattern = {.causal = causal, .window = 40, .sink_tokens = 3},
+                           .groups = grouping::drawn,
+                           .group_count = 16,
+                           .top_k = 2,
+                           .separate_masks = true};
+    const auto [query, key] = masks_of(c);
+    const focus::routing_plan plan = focus::make_routing_plan(query, key, c.pattern);
+    REQUIRE(plan.layout() == focus::detail::plan_layout::groups);
+    CHECK(plan.after_begins().empty() == causal);
+    for (index_t list = 0; list < std::ssize(plan.key_runs()); ++list) {
+      const auto& keys = plan.key_runs()[static_cast<std::size_t>(list)];
+      const auto& queries = plan.list_queries(list);
+      CHECK(queries.mask == keys.mask);
+      for (index_t q = queries.begin; q < queries.end; ++q) {
+        const auto at = static_cast<std::size_t>(q);
+        const index_t position = plan.query_order()[at] + c.query_offset();
+        index_t before = keys.begin, after = keys.begin;
+        for (index_t slot = keys.begin; slot < keys.end; ++slot) {
+          const index_t token = plan.key_slots()[static_cast<std::size_t>(slot)];
+          before += token < position - c.pattern.window;
+          after += token <= position + c.pattern.window;
+        }
+        REQUIRE(plan.before_ends()[at] == before);
+        if (!causal) REQUIRE(plan.after_begins()[at] == after);
+      }
+    }
+  }
 }
 
 TEST_CASE("routing_plan: counts beyond 32 bits") {

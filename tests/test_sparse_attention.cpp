@@ -60,7 +60,7 @@ TEST_CASE("sparse_attention: groupings") {
       std::array{true, false}, std::array{true, false});
 }
 
-TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
+TEST_CASE("sparse_attention: lists of keys, one after the other") {
   const attention_case lists{.n_q = 700,
                              .n_k = 700,
                              .d = 4,
@@ -74,7 +74,7 @@ TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
     const auto plan = focus::make_routing_plan(p.query_masks, p.key_masks, c.pattern);
     INFO(describe(c));
     CHECK(plan.layout() == focus::detail::plan_layout::groups);
-    CHECK(plan.rounds() >= c.top_k);
+    CHECK(std::ssize(plan.key_runs()) >= c.top_k);
     CHECK(check_values<call>(c) == "");
   };
   for_each_pairing(
@@ -86,7 +86,7 @@ TEST_CASE("sparse_attention: lists of keys, walked in rounds") {
         check_lists(c);
         c.group_count = 32, c.pattern.sink_tokens = 3;
         check_lists(c);
-        // As many rounds as the fullest mask has bits.
+        // Lists that few queries have in common.
         c.group_count = 8, c.groups = grouping::scattered;
         check(c);
       },
@@ -245,6 +245,63 @@ TEST_CASE("sparse_attention: the same bits for any number of threads") {
     CHECK(check_same_bits<call>(
               {.n_q = 300, .n_k = 300, .groups = groups, .group_count = 64, .top_k = 4}) == "");
   CHECK(check_same_bits<call>({.n_q = 0, .n_k = 0}) == "");
+}
+
+TEST_CASE("sparse_attention: heads apart, or rows of them, have the same bits") {
+  // Eight kv heads are enough for two threads to take whole heads, and not for three: a list is cut
+  // into other tiles then.
+  for (const layout memory : {layout::heads_first, layout::tokens_first})
+    for (const bool causal : {true, false})
+      for (const int top_k : {1, 2}) {
+        const attention_case c{.heads = 8,
+                               .kv_heads = 8,
+                               .n_q = 700,
+                               .n_k = 700,
+                               .d = 8,
+                               .d_v = 16,
+                               .pattern = {.causal = causal, .window = 20, .sink_tokens = 1},
+                               .memory = memory,
+                               .groups = grouping::drawn,
+                               .group_count = 3,
+                               .top_k = top_k};
+        INFO(describe(c));
+        CHECK(check_same_bits<call>(c) == "");
+      }
+}
+
+TEST_CASE("sparse_attention: sinks, few and many, before the windows and in them") {
+  for (const index_t sinks : {1, 3, 4, 5, 70})
+    for (const index_t window : {focus::no_window, index_t{0}, index_t{20}})
+      for (const storage type : {storage::float32, storage::float64, storage::bfloat16}) {
+        attention_case c{.n_q = 330,
+                         .n_k = 330,
+                         .d = 40,
+                         .d_v = 64,
+                         .pattern = {.window = window, .sink_tokens = sinks},
+                         .type = type,
+                         .top_k = 1};
+        check(c);
+        c.n_q = 260, c.score.softcap = 5, c.heads = 4, c.kv_heads = 2, c.d_v = 24;
+        check(c);
+      }
+}
+
+TEST_CASE("sparse_attention: NaN and inf in values that are read where they lie") {
+  // Of whole vectors on any instruction set; a window that some rows of a strip see and others do
+  // not.
+  for (const storage type : {storage::float32, storage::float64})
+    for (const double value : {not_a_number, infinity})
+      for (const index_t key : {0, 100, 160, 299}) {
+        const attention_case c{.n_q = 300,
+                               .n_k = 300,
+                               .d = 16,
+                               .d_v = 64,
+                               .pattern = {.window = 25, .sink_tokens = 1},
+                               .type = type,
+                               .group_count = 4};
+        INFO(describe(c));
+        CHECK(check_poisoned_key<call>(c, key, value) == "");
+      }
 }
 
 TEST_CASE("sparse_attention: NaN and inf in a key reach the rows that attend to it") {
@@ -420,7 +477,7 @@ TEST_CASE("sparse_attention: nothing at all") {
 
 TEST_CASE("sparse_attention: exceptions from a loop reach the caller") {
   CHECK(throws_from_body<call>({}, 0));
-  CHECK(throws_from_body<call>({.heads = 4, .n_q = 200, .n_k = 200}, 1));
+  CHECK(throws_from_body<call>({.heads = 4, .kv_heads = 4, .n_q = 200, .n_k = 200}, 1));
 }
 
 TEST_CASE("sparse_attention: bad arguments") {

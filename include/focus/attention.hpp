@@ -11,6 +11,7 @@
 #include "focus/parallel.hpp"
 #include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
+#include "focus/passes/window.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -28,7 +29,7 @@ void run_attention(const char* function, const Arguments& args, const pattern_op
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
   detail::with_operands<Arguments>([&]<class E>() {
-    detail::run_call(args, exec, attention_call<E>{resolved, scoring});
+    detail::run_call(args, exec, attention_call<E>{resolved, scoring, can_be_left<E>(args)});
   });
 }
 

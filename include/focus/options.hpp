@@ -101,12 +101,18 @@ struct resolved_pattern {
   [[nodiscard]] constexpr index_t sink_end(index_t i) const noexcept {
     return (std::min)(sinks, visible_end(i));
   }
+  /// Where the window of query i begins and ends, window >= 0; both go up with i, those of queries
+  /// that lie beyond the keys, whose windows are empty, too.
+  [[nodiscard]] constexpr index_t window_begin(index_t i) const noexcept {
+    return std::clamp<index_t>(i + query_offset - window, 0, n_k);
+  }
+  [[nodiscard]] constexpr index_t window_end(index_t i) const noexcept {
+    return causal ? visible_end(i) : std::clamp<index_t>(i + query_offset + window + 1, 0, n_k);
+  }
   /// The local keys of query i.
   [[nodiscard]] constexpr key_range local(index_t i) const noexcept {
     if (window < 0) return {};
-    const index_t p = i + query_offset;
-    const key_range r{std::clamp<index_t>(p - window, 0, n_k),
-                      causal ? visible_end(i) : std::clamp<index_t>(p + window + 1, 0, n_k)};
+    const key_range r{window_begin(i), window_end(i)};
     return r.empty() ? key_range{} : r;
   }
   /// Distant keys of query i, sinks left out, lie in [sinks, distant_before(i)) and, when not

@@ -30,9 +30,10 @@ inline namespace FOCUS_ABI {
 /// a sink, or the masks of i and j have a group in common. Tokens of equal mask form a cell; two
 /// cells attend to each other iff their masks intersect, so each allowed pair is computed exactly
 /// once, for any number of groups a token. Where tokens have several groups, cells are many and
-/// small, and the rows of a tile far apart in time: then the queries are sorted by their first
-/// group, again by their second, and so on, and walk a list of keys in each of these rounds. The
-/// plan depends on masks and options alone: one plan serves all heads, and any type of Q, K and V.
+/// small, and the rows of a tile far apart in time: then each group has a list of its keys, and a
+/// list of its queries, which walk it; a query leaves out of a list what it has met in those
+/// before. The plan depends on masks and options alone: one plan serves all heads, and any type of
+/// Q, K and V.
 /// rebuild() reuses the memory of earlier plans.
 class routing_plan {
  public:
@@ -69,25 +70,48 @@ class routing_plan {
   // What the kernels read.
 
   [[nodiscard]] detail::plan_layout layout() const noexcept { return layout_; }
-  /// Query rows sorted by cell; where the layout is groups, in each round.
+  /// Query rows sorted by cell; where the layout is groups, by list: those without a list first,
+  /// then the queries of each list.
   [[nodiscard]] std::span<const index_t> query_order() const noexcept {
     return query_order_.view();
   }
-  /// The tiles of query rows, each within a cell, round by round. All queries are in the first
-  /// round; there are no tiles where the layout needs no cells.
+  /// The tiles of query rows, each within a cell or a list, round by round. There are no tiles
+  /// where the layout needs no cells.
   [[nodiscard]] std::span<const detail::row_tile> tiles() const noexcept { return tiles_.view(); }
   /// The groups of a tile's rows; where the layout is groups, the one whose list they walk.
   [[nodiscard]] group_mask tile_mask(const detail::row_tile& tile) const noexcept {
     return query_runs_[tile.run].mask;
   }
-  /// None where there are no tiles.
+  /// In a round no row is twice. None where there are no tiles.
   [[nodiscard]] index_t rounds() const noexcept { return rounds_.size(); }
   [[nodiscard]] detail::task_range round(index_t r) const noexcept { return rounds_[r]; }
   /// Whether query row `row` is in no later round than that of `tile`, which has it.
   [[nodiscard]] bool is_last_tile_of(const detail::row_tile& tile, index_t row) const noexcept {
     if (layout_ != detail::plan_layout::groups) return true;
     const group_mask list = tile_mask(tile);
-    return (query_masks_[row] & shared_groups_ & ~(list | (list - 1))) == 0;
+    return (groups_of(row) & ~(list | (list - 1))) == 0;
+  }
+  /// The groups of query row `row` that some key has, too; where the layout is groups, the lists
+  /// that it walks, in rising order.
+  [[nodiscard]] group_mask groups_of(index_t row) const noexcept {
+    return query_masks_[row] & shared_groups_;
+  }
+  /// Where the layout is groups: of queries, in query_order(), those of the list key_runs()[list].
+  [[nodiscard]] const detail::token_run& list_queries(index_t list) const noexcept {
+    return query_runs_[query_runs_.size() - key_runs_.size() + list];
+  }
+  /// Where the layout is groups: the list of a tile's rows, which have one.
+  [[nodiscard]] index_t list_of(const detail::row_tile& tile) const noexcept {
+    return tile.run - (query_runs_.size() - key_runs_.size());
+  }
+  /// Where the layout is groups, for each place in query_order(): the slots of its list hold
+  /// distant keys before the query from the list's first up to this one, ...
+  [[nodiscard]] std::span<const index_t> before_ends() const noexcept {
+    return before_ends_.view();
+  }
+  /// ... and distant keys behind it from this one on; empty where the pattern is causal.
+  [[nodiscard]] std::span<const index_t> after_begins() const noexcept {
+    return after_begins_.view();
   }
   /// The keys that are walked, sinks and keys without a group left out; each cell or list begins a
   /// new panel, and -1 fills up its last.
@@ -110,17 +134,18 @@ class routing_plan {
   void clear() noexcept;
   void lay_out(const detail::resolved_pattern& pattern);
   void count_groups() noexcept;
-  void count_rounds();
+  void count_list_queries() noexcept;
   [[nodiscard]] detail::plan_layout choose_layout(const detail::resolved_pattern& pattern);
   void sort_queries_by_cell();
   void sort_queries_by_group();
   void add_round(index_t first_cell);
   void sort_keys_by_cell(index_t first);
   void sort_keys_by_group(index_t first);
+  void limit_lists(const detail::resolved_pattern& pattern);
 
   pattern_options pattern_;
   detail::buffer<group_mask> query_masks_, key_masks_;
-  detail::buffer<index_t> query_order_, key_slots_;
+  detail::buffer<index_t> query_order_, key_slots_, before_ends_, after_begins_;
   detail::buffer<group_mask> slot_masks_;
   detail::buffer<detail::token_run> query_runs_, key_runs_;
   detail::buffer<detail::row_tile> tiles_;
@@ -129,12 +154,11 @@ class routing_plan {
   detail::plan_layout layout_ = detail::plan_layout::none;
 
   // While the plan is built: the cell of each token, where the next token of each cell goes, the
-  // keys of each group, and the queries of which each group is the first, the second, and so on:
-  // [round][max_groups].
+  // keys and the queries of each group, and the groups that some query has beside it.
   detail::mask_table query_table_, key_table_;
   detail::buffer<index_t> cell_of_query_, cell_of_key_, next_;
-  std::array<index_t, max_groups> group_sizes_{};
-  detail::buffer<index_t> round_sizes_;
+  std::array<index_t, max_groups> group_sizes_{}, list_queries_{};
+  std::array<group_mask, max_groups> companions_{};
 };
 
 /// Plans sparse self-attention: query i and key i are the same token, with masks[i].
@@ -202,6 +226,7 @@ inline void routing_plan::rebuild_from(std::span<const group_mask> query_masks,
 inline void routing_plan::clear() noexcept {
   query_masks_.clear(), key_masks_.clear();
   query_order_.clear(), key_slots_.clear(), slot_masks_.clear();
+  before_ends_.clear(), after_begins_.clear();
   query_runs_.clear(), key_runs_.clear(), tiles_.clear(), rounds_.clear();
   layout_ = detail::plan_layout::none;
 }
@@ -223,6 +248,7 @@ inline void routing_plan::lay_out(const detail::resolved_pattern& pattern) {
   } else if (layout_ == detail::plan_layout::groups) {
     sort_queries_by_group();
     sort_keys_by_group(pattern.sinks);
+    limit_lists(pattern);
   }
 }
 
@@ -255,15 +281,16 @@ inline void routing_plan::count_groups() noexcept {
     }
 }
 
-/// The number of queries that walk each group's list in each round.
-inline void routing_plan::count_rounds() {
-  round_sizes_.clear();
+/// The number of queries that walk each group's list, and which other lists they walk.
+inline void routing_plan::count_list_queries() noexcept {
+  list_queries_ = {};
+  companions_ = {};
   for (const detail::token_run& c : query_runs_) {
-    index_t round = 0;
-    for (group_mask rest = c.mask & shared_groups_; rest != 0; rest &= rest - 1, ++round) {
-      const index_t at = round * max_groups;
-      while (round_sizes_.size() <= at + max_groups - 1) round_sizes_.push_back(0);
-      round_sizes_[at + std::countr_zero(rest)] += c.end;
+    const group_mask shared = c.mask & shared_groups_;
+    for (group_mask rest = shared; rest != 0; rest &= rest - 1) {
+      const auto g = static_cast<std::size_t>(std::countr_zero(rest));
+      list_queries_[g] += c.end;
+      companions_[g] |= shared;
     }
   }
 }
@@ -301,17 +328,23 @@ inline detail::plan_layout routing_plan::choose_layout(const detail::resolved_pa
   }
 
   if (list_slots <= most_slots) {
-    count_rounds();
-    index_t later_rows = 0;
+    count_list_queries();
+    index_t later_rows = -n_q;
     by_group = costs.before_groups();
-    for (index_t i = 0; i < round_sizes_.size(); ++i) {
-      const index_t size = round_sizes_[i];
-      if (size == 0) continue;
-      by_group += costs.walk(size, group_sizes_[static_cast<std::size_t>(i % max_groups)]);
-      if (i >= max_groups) later_rows += size;
+    for (std::size_t g = 0; g < group_sizes_.size(); ++g) {
+      if (list_queries_[g] == 0) continue;
+      by_group += costs.walk(list_queries_[g], group_sizes_[g]);
+      later_rows += list_queries_[g];
     }
-    by_group += costs.rounds(round_sizes_.size() / max_groups, later_rows, list_slots - n_k);
+    by_group += costs.lists(std::popcount(shared_groups_), later_rows, list_slots - n_k);
   }
+  // Where no token has several groups, cells are lists, which are packed one by one.
+  const auto is_single = [&](const detail::token_run& c) {
+    return std::popcount(c.mask & shared_groups_) <= 1;
+  };
+  const bool single = std::all_of(query_runs_.begin(), query_runs_.end(), is_single) &&
+                      std::all_of(key_runs_.begin(), key_runs_.end(), is_single);
+  if (single && list_slots <= most_slots && by_cell < tested) return detail::plan_layout::groups;
   if (by_cell <= by_group && by_cell < tested) return detail::plan_layout::cells;
   return by_group < tested ? detail::plan_layout::groups : detail::plan_layout::pair_by_pair;
 }
@@ -332,37 +365,38 @@ inline void routing_plan::sort_queries_by_cell() {
   add_round(0);
 }
 
-/// Sorts the query rows by their first group that has keys, then those with more by their second,
-/// and so on. query_runs_ become the parts of each round, with the one bit of their group as mask;
-/// rows without such a group are a part of the first round.
+/// Sorts the query rows by list, a row once for each of its groups that has keys; rows without such
+/// a group come first. query_runs_ become the lists, with the one bit of their group as mask. Lists
+/// one after the other that have no row in common are a round.
 inline void routing_plan::sort_queries_by_group() {
-  const auto groups_of = [&](index_t i) {
-    return query_masks_[i] & shared_groups_;
-  };
   index_t without = 0;
   for (const detail::token_run& c : query_runs_)
     if ((c.mask & shared_groups_) == 0) without += c.end;
   query_runs_.clear();
   if (without > 0) query_runs_.push_back({0, 0, without});
-  next_.resize(round_sizes_.size());
-  index_t total = without, first_cell = 0;
-  for (index_t i = 0; i < round_sizes_.size(); ++i) {
-    next_[i] = total;
-    if (round_sizes_[i] > 0)
-      query_runs_.push_back({group_mask{1} << i % max_groups, total, total + round_sizes_[i]});
-    total += round_sizes_[i];
-    if ((i + 1) % max_groups != 0) continue;
-    add_round(first_cell);
-    first_cell = query_runs_.size();
+  std::array<index_t, max_groups> next{};
+  index_t total = without, first_run = 0;
+  group_mask in_round = 0;
+  for (std::size_t g = 0; g < list_queries_.size(); ++g) {
+    if (list_queries_[g] == 0) continue;
+    if ((companions_[g] & in_round) != 0) {
+      add_round(first_run);
+      first_run = query_runs_.size();
+      in_round = 0;
+    }
+    next[g] = total;
+    in_round |= group_mask{1} << g;
+    query_runs_.push_back({group_mask{1} << g, total, total + list_queries_[g]});
+    total += list_queries_[g];
   }
-  if (rounds_.size() == 0) add_round(0);
+  add_round(first_run);
   query_order_.resize(total);
   index_t next_without = 0;
   for (index_t i = 0; i < query_masks_.size(); ++i) {
-    if (groups_of(i) == 0) query_order_[next_without++] = i;
-    index_t round = 0;
-    for (group_mask rest = groups_of(i); rest != 0; rest &= rest - 1, ++round)
-      query_order_[next_[round * max_groups + std::countr_zero(rest)]++] = i;
+    const group_mask groups = groups_of(i);
+    if (groups == 0) query_order_[next_without++] = i;
+    for (group_mask rest = groups; rest != 0; rest &= rest - 1)
+      query_order_[next[static_cast<std::size_t>(std::countr_zero(rest))]++] = i;
   }
 }
 
@@ -416,6 +450,26 @@ inline void routing_plan::sort_keys_by_group(index_t first) {
       key_slots_[slot] = j;
       slot_masks_[slot] = key_masks_[j];
     }
+}
+
+/// Where each query's window cuts its lists: the same for all heads. Queries and keys of a list
+/// both go up in position.
+inline void routing_plan::limit_lists(const detail::resolved_pattern& pattern) {
+  before_ends_.resize(query_order_.size());
+  if (!pattern.causal) after_begins_.resize(query_order_.size());
+  for (index_t list = 0; list < key_runs_.size(); ++list) {
+    const detail::token_run &keys = key_runs_[list], &queries = list_queries(list);
+    index_t before = keys.begin, after = keys.begin;
+    for (index_t q = queries.begin; q < queries.end; ++q) {
+      const index_t i = query_order_[q], end = pattern.distant_before(i);
+      while (before < keys.end && key_slots_[before] < end) ++before;
+      before_ends_[q] = before;
+      if (pattern.causal) continue;
+      const index_t begin = pattern.distant_after(i);
+      while (after < keys.end && key_slots_[after] < begin) ++after;
+      after_begins_[q] = after;
+    }
+  }
 }
 
 inline index_t routing_plan::allowed_pairs() const {

@@ -149,7 +149,7 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
   update_softmax<Rows>(strip, scores, base, count, rescale, A{1}, by_weight ? gates : nullptr);
 
   const A* weights = scores + (seen.begin - base);
-  if (!partial || !has_nonfinite_values(keys, seen)) {
+  if (!partial || !keys.may_be_nonfinite(seen.begin, seen.end)) {
     operand<A>::template accumulate<Rows>(strip, keys, seen, weights, rescale);
   } else {
     operand<A>::template accumulate_seen<Rows>(

@@ -18,8 +18,11 @@
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"
 #include "focus/passes/cell_order.hpp"
+#include "focus/passes/list_order.hpp"
+#include "focus/passes/saved_rows.hpp"
 #include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
+#include "focus/passes/window.hpp"
 #include "focus/plan/cells.hpp"
 #include "focus/routing_plan.hpp"
 #include "focus/scalar.hpp"
@@ -29,120 +32,94 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Attention over the cells or lists of a plan, for run_call: local pairs and sinks in token order
-/// first, whose running softmax each row goes on from.
+/// Attention over the cells of a plan, for run_call: local pairs and sinks in token order first,
+/// whose running softmax each row goes on from.
 template <class E>
 class cell_order_run {
   using A = accumulator_t<E>;
+  static constexpr index_t window_tiles = 4;  // of a task
 
  public:
   cell_order_run(scratch_plan& scratch, const attention_shape& s, index_t workers,
                  const routing_plan& plan, const resolved_pattern& pattern,
-                 const resolved_score<A>& score)
+                 const resolved_score<A>& score, const left_in_place& in_place)
       : plan_(&plan),
         pattern_(pattern),
-        any_local_(pattern.window >= 0 || pattern.sinks > 0),
         softcap_(score.softcap),
         factor_(query_factor(score)),
-        // All rows are in the first round.
-        heads_at_once_(detail::heads_at_once(s, plan.round(0).end - plan.round(0).begin, workers)),
-        packers_(plan_packers(scratch, s)),
+        heads_at_once_(detail::heads_at_once(s, std::ssize(plan.tiles()), workers)),
+        window_rows_(workers <= 1 ? s.n_q : window_tiles * tile_sizes<E>::tile_rows),
+        window_(scratch, s, workers, pattern, score, in_place, window_rows_),
+        packer_(scratch, heads_at_once_, std::ssize(plan.key_slots()), s.head_dim, s.value_dim),
         layout_(scratch, workers, s.head_dim, s.value_dim),
-        n_q_(s.n_q),
-        saved_size_(query_tile<E>::saved_size(s.value_dim)),
-        saved_rows_(
-            scratch.add<A>(any_local_ || plan.rounds() > 1
-                               ? heads_at_once_ * s.queries_per_kv_head() * n_q_ * saved_size_
-                               : 0)) {}
+        saved_(scratch, window_.any() ? heads_at_once_ * s.queries_per_kv_head() : 0, s.n_q,
+               s.value_dim, in_place.accumulators) {}
 
   template <class Arguments>
   void run(const Arguments& args, const scratch_memory& memory, const any_executor& exec) const {
     for_each_head_batch(args, heads_at_once_, [&](const Arguments& part) {
-      if (any_local_) run_local(part, memory, exec);
-      packers_.cells.pack(
+      if (window_.any()) run_window(part, memory, exec);
+      packer_.pack(
           memory, part.k, part.v,
           [&](index_t slot) { return plan_->key_slots()[static_cast<std::size_t>(slot)]; }, exec);
-      for (index_t round = 0; round < plan_->rounds(); ++round)
-        run_round(part, plan_->round(round), any_local_ || round > 0, memory, exec);
+      run_cells(part, memory, exec);
     });
   }
 
  private:
-  struct packers {
-    key_packer<E> local, cells;
-  };
-  packers plan_packers(scratch_plan& scratch, const attention_shape& s) const {
-    const auto slot_count = static_cast<index_t>(plan_->key_slots().size());
-    // The keys in token order are done with when those of the cells are packed.
-    scratch_plan same_scratch = scratch;
-    const key_packer<E> local(scratch, heads_at_once_, any_local_ ? s.n_k : 0, s.head_dim,
-                              s.value_dim);
-    const key_packer<E> cells(same_scratch, heads_at_once_, slot_count, s.head_dim, s.value_dim);
-    scratch.cover(same_scratch);
-    return {local, cells};
-  }
-  [[nodiscard]] A* saved_row(const scratch_memory& memory, index_t head, index_t i) const noexcept {
-    return memory[saved_rows_] + (head * n_q_ + i) * saved_size_;
+  template <class Arguments>
+  void run_window(const Arguments& part, const scratch_memory& memory,
+                  const any_executor& exec) const {
+    const index_t n_q = part.shape.n_q, group = part.shape.queries_per_kv_head();
+    const index_t ranges = ceil_div(n_q, window_rows_);
+    exec.parallel_for(part.shape.heads * ranges, [&](index_t task, index_t worker) {
+      const index_t head = task / ranges, first = task % ranges * window_rows_;
+      query_tile<E> tile(memory, layout_, worker);
+      window_.attend(
+          part, one_head(head, head / group), {first, (std::min)(first + window_rows_, n_q)}, tile,
+          memory, worker, [](row_prefetcher&, index_t) {},
+          [&](const query_tile<E>& done, index_t, index_t row) {
+            for (index_t r = 0; r < done.rows(); ++r)
+              saved_.save(memory, part, done, r, head, head, row + r);
+          });
+    });
   }
 
   template <class Arguments>
-  void run_local(const Arguments& part, const scratch_memory& memory,
+  void run_cells(const Arguments& part, const scratch_memory& memory,
                  const any_executor& exec) const {
-    packers_.local.pack_in_token_order(memory, part.k, part.v, exec);
-    for_each_query_tile<E>(
-        part.shape.heads, n_q_, exec,
-        [&](index_t head, index_t first, index_t rows, index_t worker) {
-          query_tile<E> tile(memory, layout_, worker);
-          tile.begin(rows, factor_, [&](index_t r) { return part.q.row(head, first + r); });
-          const packed_keys<E> keys =
-              packers_.local.head(memory, head / part.shape.queries_per_kv_head());
-          attend_local(tile, pattern_, first, [&] { tile.attend(keys, softcap_); });
-          for (index_t r = 0; r < rows; ++r) tile.save_row(r, saved_row(memory, head, first + r));
-        });
-  }
-
-  /// goes_on: rows have a running softmax.
-  template <class Arguments>
-  void run_round(const Arguments& part, task_range tiles, bool goes_on,
-                 const scratch_memory& memory, const any_executor& exec) const {
     const routing_plan& plan = *plan_;
-    const index_t heads = part.shape.heads, value_dim = part.shape.value_dim;
-    exec.parallel_for((tiles.end - tiles.begin) * heads, [&](index_t task, index_t worker) {
+    const index_t heads = part.shape.heads;
+    exec.parallel_for(std::ssize(plan.tiles()) * heads, [&](index_t task, index_t worker) {
       const index_t head = task % heads;
-      const row_tile& rows = plan.tiles()[static_cast<std::size_t>(tiles.begin + task / heads)];
+      const row_tile& rows = plan.tiles()[static_cast<std::size_t>(task / heads)];
       const index_t* row = plan.query_order().data() + rows.begin;
       query_tile<E> tile(memory, layout_, worker);
-      tile.begin(rows.rows, factor_, [&](index_t r) { return part.q.row(head, row[r]); });
+      tile.take_queries(rows.rows, factor_, [&](index_t r) { return part.q.row(head, row[r]); });
       for (index_t r = 0; r < rows.rows; ++r) {
-        // Where the tile will write, rows apart from one another.
-        if (plan.is_last_tile_of(rows, row[r]))
-          detail::prefetch_row(part.out.row(head, row[r]), value_dim);
-        if (!goes_on) continue;
-        if (r + 4 < rows.rows) prefetch_row(saved_row(memory, head, row[r + 4]), saved_size_);
-        tile.restore_row(r, saved_row(memory, head, row[r]));
+        constexpr index_t soon = 4;
+        if (r + soon < rows.rows) saved_.prefetch(memory, part, head, head, row[r + soon]);
+        if (window_.any())
+          saved_.restore(memory, part, tile, r, head, head, row[r]);
+        else
+          tile.clear_row(r);
       }
-      const packed_keys<E> keys =
-          packers_.cells.head(memory, head / part.shape.queries_per_kv_head());
+      const packed_keys<E> keys = packer_.head(memory, head / part.shape.queries_per_kv_head());
       attend_distant(tile, plan, rows, pattern_,
                      [&](const auto& rules) { tile.attend(keys, softcap_, rules); });
-      for (index_t r = 0; r < rows.rows; ++r)
-        if (plan.is_last_tile_of(rows, row[r]))
-          detail::write_row(part, tile, r, head, row[r]);
-        else
-          tile.save_row(r, saved_row(memory, head, row[r]));
+      detail::write_rows(part, tile, head, [row](index_t r) { return row[r]; });
     });
   }
 
   const routing_plan* plan_;
   resolved_pattern pattern_;
-  bool any_local_;
   A softcap_, factor_;
+  index_t heads_at_once_, window_rows_;
   // Each plans its part of the scratch memory, in this order.
-  index_t heads_at_once_;
-  packers packers_;
+  window_pass<E> window_;
+  key_packer<E> packer_;
   query_tile_layout<E> layout_;
-  index_t n_q_, saved_size_;
-  scratch_array<A> saved_rows_;
+  saved_rows<E> saved_;
 };
 
 /// Sparse attention, for run_call. plans: of each sequence.
@@ -150,6 +127,7 @@ template <class E>
 struct sparse_attention_call {
   std::span<const routing_plan> plans;
   resolved_score<accumulator_t<E>> score;
+  left_in_place in_place;
 
   template <class F>
   void operator()(index_t sequence, scratch_plan& scratch, const attention_shape& shape,
@@ -165,9 +143,11 @@ struct sparse_attention_call {
       };
       f(token_order_run<E, decltype(walk)>(scratch, shape, workers, score, walk));
     } else if (plan.tiles().empty()) {
-      attention_call<E>{pattern, score}(sequence, scratch, shape, workers, f);
+      attention_call<E>{pattern, score, in_place}(sequence, scratch, shape, workers, f);
+    } else if (plan.layout() == plan_layout::groups) {
+      f(list_order_run<E>(scratch, shape, workers, plan, pattern, score, in_place));
     } else {
-      f(cell_order_run<E>(scratch, shape, workers, plan, pattern, score));
+      f(cell_order_run<E>(scratch, shape, workers, plan, pattern, score, in_place));
     }
   }
 };
@@ -179,7 +159,7 @@ void run_sparse_attention(const Arguments& args, std::span<const routing_plan> p
   using A = typename Arguments::accumulator;
   const auto scoring = detail::resolve<A>(score, args.shape.head_dim);
   detail::with_operands<Arguments>([&]<class E>() {
-    detail::run_call(args, exec, sparse_attention_call<E>{plans, scoring});
+    detail::run_call(args, exec, sparse_attention_call<E>{plans, scoring, can_be_left<E>(args)});
   });
 }
 

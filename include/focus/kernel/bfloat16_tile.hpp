@@ -93,10 +93,14 @@ struct bfloat16_operand {
   /// The rest of the last panel gets its scores too.
   template <int Rows>
   FOCUS_NOINLINE static void score_slots(const E* query, const packed_keys<E>& keys, index_t base,
-                                         index_t end, float* scores) {
-    constexpr int panel = tile_sizes<E>::panel;
-    for (index_t slot = base; slot < end; slot += panel, scores += panel)
+                                         index_t end, float* scores,
+                                         row_prefetcher* ahead = nullptr) {
+    constexpr int panel = tile_sizes<E>::panel, rows_a_panel = 4;
+    for (index_t slot = base; slot < end; slot += panel, scores += panel) {
+      if (ahead != nullptr)
+        for (int row = 0; row < rows_a_panel; ++row) ahead->next();
       Products::template score<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
+    }
   }
 
   /// taken: whole steps of slots.

@@ -305,8 +305,7 @@ class gradient_tile {
         });
       if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
     };
-    for_each_block<A>(limits_, rows_, keys.slot_count, tile_sizes<A>::gradient_keys,
-                      differentiate_block);
+    for_each_block<A>(limits_, rows_, keys, tile_sizes<A>::gradient_keys, differentiate_block);
   }
 
   /// Sums of dQ / scale of row r, and of its assignment's gradient; dq_stride(), dgates_stride()
@@ -437,7 +436,7 @@ class gradient_tile {
     A keep[tile_sizes<A>::strip_rows];
     fill(keep, keep + Rows, A{1});
     const strip_state<A> strip{nullptr, limits_ + first, nullptr, nullptr, sums, sums_stride};
-    if (!has_nonfinite_values(values, seen))
+    if (!values.may_be_nonfinite(seen.begin, seen.end))
       operand<A>::template accumulate<Rows>(strip, values, seen, weights, keep);
     else
       operand<A>::template accumulate_seen<Rows>(

@@ -1,4 +1,4 @@
-// Packs K and V: panels of the keys of some kv heads, in scratch memory.
+// Packs K and V: panels of keys, in scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,7 @@ namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
 
-/// Packs the keys of some kv heads: where in the scratch memory they lie, and the loop that fills
-/// it.
+/// Areas of scratch memory for packed keys, each for those of one kv head, and what fills them.
 template <class E>
 class key_packer {
   static constexpr int panel = tile_sizes<E>::panel;
@@ -27,58 +26,77 @@ class key_packer {
   static constexpr index_t task_panels = 8;
 
  public:
-  /// Plans room for `slots` (rounded up to whole panels) of each of up to kv_heads heads.
-  key_packer(scratch_plan& plan, index_t kv_heads, index_t slot_count, index_t head_dim,
+  /// Plans so many areas with room for `slot_count` slots (rounded up to whole panels) each.
+  key_packer(scratch_plan& plan, index_t areas, index_t slot_count, index_t head_dim,
              index_t value_dim)
-      : kv_heads_(kv_heads),
-        slots_(round_up(slot_count, panel)),
-        head_dim_(head_dim),
-        value_dim_(value_dim) {
-    keys_ = plan.add<E>(kv_heads_ * keys_size() + lanes);
-    values_ = plan.add<E>(kv_heads_ * values_size());
-    nonfinite_ = plan.add<std::uint8_t>(kv_heads_ * (slots_ / panel));
+      : slots_(round_up(slot_count, panel)), head_dim_(head_dim), value_dim_(value_dim) {
+    keys_ = plan.add<E>(areas * keys_size() + lanes);
+    values_ = plan.add<E>(areas * values_size());
+    nonfinite_ = plan.add<std::uint8_t>(areas * (slots_ / panel));
   }
 
-  [[nodiscard]] packed_keys<E> head(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return {keys(memory, kv_head),
-            values(memory, kv_head),
-            nonfinite(memory, kv_head),
-            slots_,
-            head_dim_,
-            value_dim_};
+  /// What is packed in an area.
+  [[nodiscard]] packed_keys<E> head(const scratch_memory& memory, index_t area) const noexcept {
+    packed_keys<E> packed;
+    packed.keys = keys(memory, area), packed.values = values(memory, area);
+    packed.nonfinite_values = nonfinite(memory, area);
+    packed.value_panel_step = packed_keys<E>::value_stride(slots_) * panel;
+    packed.head_dim = head_dim_, packed.value_dim = value_dim_;
+    return packed;
+  }
+  /// The same, from the area's place `place` on: the slots from first_slot on. Both are multiples of
+  /// panel.
+  [[nodiscard]] packed_keys<E> from(const scratch_memory& memory, index_t area, index_t place,
+                                    index_t first_slot) const noexcept {
+    packed_keys<E> packed = head(memory, area);
+    packed.keys += place * packed_keys<E>::packed_depth(head_dim_);
+    packed.values += place * panel;
+    packed.nonfinite_values += place / panel;
+    packed.first_slot = first_slot;
+    return packed;
   }
 
-  /// Packs all heads of k and v. token_of(slot): the token to be packed at that slot, or -1 for
-  /// none.
+  /// Packs slots [first, end) of kv head `kv_head` into an area, from its place `place` on, a
+  /// multiple of panel. token_of(slot): the token to be packed at that slot, or -1 for none.
+  template <class TK, class TV, class TokenOf>
+  void pack_slots(const scratch_memory& memory, index_t area, const tensor_view<const TK, 3>& k,
+                  const tensor_view<const TV, 3>& v, index_t kv_head, index_t first, index_t end,
+                  index_t place, TokenOf&& token_of) const {
+    const auto token_at = [&](index_t slot) {
+      return slot < end ? token_of(slot) : index_t{-1};
+    };
+    for (; first < end; first += panel, place += panel) {
+      // The next panel's keys, which may be scattered tokens.
+      for (index_t slot = first + panel; slot < (std::min)(first + 2 * panel, end); ++slot) {
+        const index_t token = token_of(slot);
+        if (token < 0) continue;
+        detail::prefetch_row(k.row(kv_head, token), head_dim_);
+        detail::prefetch_row(v.row(kv_head, token), value_dim_);
+      }
+      operand<E>::pack_key_panel(
+          [&](int c) -> const TK* {
+            const index_t token = token_at(first + c);
+            return token < 0 ? nullptr : k.row(kv_head, token);
+          },
+          head_dim_, keys(memory, area) + place * packed_keys<E>::packed_depth(head_dim_));
+      nonfinite(memory, area)[place / panel] = operand<E>::pack_value_panel(
+          [&](int c) -> const TV* {
+            const index_t token = token_at(first + c);
+            return token < 0 ? nullptr : v.row(kv_head, token);
+          },
+          value_dim_, place, packed_keys<E>::value_stride(slots_), values(memory, area));
+    }
+  }
+
+  /// Packs all heads of k and v, each into an area of its own.
   template <class TK, class TV, class TokenOf>
   void pack(const scratch_memory& memory, const tensor_view<const TK, 3>& k,
             const tensor_view<const TV, 3>& v, TokenOf&& token_of, const any_executor& exec) const {
-    const index_t panels = slots_ / panel, tasks_a_head = ceil_div(panels, task_panels);
+    const index_t task_slots = task_panels * panel, tasks_a_head = ceil_div(slots_, task_slots);
     exec.parallel_for(k.extent(0) * tasks_a_head, [&](index_t task, index_t) {
-      const index_t kv_head = task / tasks_a_head;
-      const index_t first = task % tasks_a_head * task_panels;
-      const index_t last = (std::min)(first + task_panels, panels);
-      for (index_t p = first; p < last; ++p) {
-        // The next panel's keys, which may be scattered tokens.
-        for (index_t slot = (p + 1) * panel; p + 1 < last && slot < (p + 2) * panel; ++slot) {
-          const index_t token = token_of(slot);
-          if (token < 0) continue;
-          detail::prefetch_row(k.row(kv_head, token), head_dim_);
-          detail::prefetch_row(v.row(kv_head, token), value_dim_);
-        }
-        operand<E>::pack_key_panel(
-            [&](int c) -> const TK* {
-              const index_t token = token_of(p * panel + c);
-              return token < 0 ? nullptr : k.row(kv_head, token);
-            },
-            head_dim_, keys(memory, kv_head) + p * panel * packed_keys<E>::packed_depth(head_dim_));
-        nonfinite(memory, kv_head)[p] = operand<E>::pack_value_panel(
-            [&](int c) -> const TV* {
-              const index_t token = token_of(p * panel + c);
-              return token < 0 ? nullptr : v.row(kv_head, token);
-            },
-            value_dim_, p* panel, packed_keys<E>::value_stride(slots_), values(memory, kv_head));
-      }
+      const index_t kv_head = task / tasks_a_head, first = task % tasks_a_head * task_slots;
+      pack_slots(memory, kv_head, k, v, kv_head, first, (std::min)(first + task_slots, slots_),
+                 first, token_of);
     });
   }
 
@@ -91,14 +109,14 @@ class key_packer {
   }
 
  private:
-  E* keys(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory[keys_] + kv_head * keys_size();
+  E* keys(const scratch_memory& memory, index_t area) const noexcept {
+    return memory[keys_] + area * keys_size();
   }
-  E* values(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory[values_] + kv_head * values_size();
+  E* values(const scratch_memory& memory, index_t area) const noexcept {
+    return memory[values_] + area * values_size();
   }
-  std::uint8_t* nonfinite(const scratch_memory& memory, index_t kv_head) const noexcept {
-    return memory[nonfinite_] + kv_head * (slots_ / panel);
+  std::uint8_t* nonfinite(const scratch_memory& memory, index_t area) const noexcept {
+    return memory[nonfinite_] + area * (slots_ / panel);
   }
 
   [[nodiscard]] index_t keys_size() const noexcept {
@@ -108,7 +126,7 @@ class key_packer {
     return round_up(value_dim_, panel) * packed_keys<E>::value_stride(slots_);
   }
 
-  index_t kv_heads_, slots_, head_dim_, value_dim_;
+  index_t slots_, head_dim_, value_dim_;
   scratch_array<E> keys_, values_;
   scratch_array<std::uint8_t> nonfinite_;
 };

@@ -125,25 +125,45 @@ FOCUS_NOINLINE bool spread_over_panels(const T* const* rows, index_t count, inde
   return is_nan(reduce_add(all));
 }
 
-/// The packed K and V of one kv head.
+/// Packed K and V of one kv head. V may also be read where it lies: `read_values`.
 template <class E>
 struct packed_keys {
   static constexpr int panel = tile_sizes<E>::panel;
 
   const E* keys = nullptr;    // [slots / panel][packed_depth][panel]
-  const E* values = nullptr;  // [value_panels][slots + 1][panel]
+  const E* values = nullptr;  // [value_panels][slots + 1][panel], or rows of V
   /// For each key panel: some value in it is NaN or infinite, so that even a weight of 0 may not
-  /// touch it.
+  /// touch it. Null where V is not packed: then nobody knows.
   const std::uint8_t* nonfinite_values = nullptr;  // [slots / panel]
-  index_t slot_count = 0;
+  /// Elements from the values of one slot to those of the next, and from panel to panel.
+  index_t value_step = panel, value_panel_step = 0;
   index_t head_dim = 0, value_dim = 0;
+  /// What is packed begins with this slot, a multiple of panel.
+  index_t first_slot = 0;
+  /// Where the blocks begin in which a tile takes slots: at whole numbers of blocks from first_slot
+  /// on, so that a row's bits do not depend on the rows beside it; or else where the tile's rows do.
+  bool blocks_from_first = false;
+
+  /// Has V read where it lies: row 0 is that of first_slot.
+  void read_values(const E* rows, index_t stride, index_t width) noexcept {
+    values = rows, nonfinite_values = nullptr;
+    value_step = stride, value_panel_step = panel, value_dim = width;
+  }
 
   [[nodiscard]] index_t value_panels() const noexcept { return ceil_div(value_dim, panel); }
   [[nodiscard]] const E* key_panel(index_t slot) const noexcept {
-    return keys + slot * packed_depth(head_dim);
+    return keys + (slot - first_slot) * packed_depth(head_dim);
   }
+  /// A slot's values in panel p.
   [[nodiscard]] const E* value_panel(index_t p, index_t slot) const noexcept {
-    return values + (p * value_stride(slot_count) + slot) * panel;
+    return values + p * value_panel_step + (slot - first_slot) * value_step;
+  }
+  /// Whether some value of slots [begin, end) may be NaN or infinite.
+  [[nodiscard]] bool may_be_nonfinite(index_t begin, index_t end) const noexcept {
+    if (nonfinite_values == nullptr) return true;
+    for (index_t p = (begin - first_slot) / panel; p < ceil_div(end - first_slot, panel); ++p)
+      if (nonfinite_values[p] != 0) return true;
+    return false;
   }
   /// Rows of a value panel in memory. The panels of one key are written together: one row more than
   /// there are slots, whose number is often a power of two, keeps them in different cache sets.

@@ -11,6 +11,7 @@
 #include "focus/kernel/operand.hpp"
 #include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/row_prefetcher.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
@@ -55,6 +56,15 @@ class query_tile_layout {
   worker_scratch tiles_;
 };
 
+/// to[0, count) = from[0, count), in whole vectors where they fit.
+template <class A>
+FOCUS_ALWAYS_INLINE void copy_row(const A* from, index_t count, A* to) noexcept {
+  constexpr int lanes = vec<A>::width;
+  index_t c = 0;
+  for (; c + lanes <= count; c += lanes) vec<A>::load(from + c).store(to + c);
+  for (; c < count; ++c) to[c] = from[c];
+}
+
 /// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
 template <class E>
 class query_tile : operand<E>::scope {
@@ -87,15 +97,29 @@ class query_tile : operand<E>::scope {
   /// are their products times `factor`.
   template <class RowOf>
   void begin(index_t rows, A factor, RowOf&& row_of) {
+    take_queries(rows, factor, row_of);
+    for (index_t r = 0; r < rows; ++r) clear_row(r);
+  }
+  /// The same, except that each row is still to be cleared, to be restored, or to see sinks.
+  template <class RowOf>
+  void take_queries(index_t rows, A factor, RowOf&& row_of) {
     rows_ = rows;
+    ahead_ = nullptr;
     factor_.set(factor);
     operand<E>::pack_queries(rows, head_dim_, factor, row_of, queries_);
     const index_t padded = rows + strip_rows;
-    fill(top_, top_ + padded, lowest<A>);
-    fill(sum_, sum_ + norm_at + padded, A{0});
-    fill(acc_, acc_ + padded * acc_stride_, A{0});
     fill(limits_, limits_ + padded, slot_range{});
+    for (index_t r = rows; r < padded; ++r) clear_row(r);
   }
+  /// Row r has seen nothing.
+  void clear_row(index_t r) noexcept {
+    top_[r] = lowest<A>;
+    sum_[r] = sum_[r + norm_at] = A{0};
+    fill(acc_ + r * acc_stride_, acc_ + (r + 1) * acc_stride_, A{0});
+  }
+
+  /// What to ask for while attending, from now on.
+  void prefetch(row_prefetcher& ahead) noexcept { ahead_ = &ahead; }
 
   /// The slots that row r sees in the next call of attend.
   [[nodiscard]] slot_range& limit(index_t r) noexcept { return limits_[r]; }
@@ -121,6 +145,7 @@ class query_tile : operand<E>::scope {
             sum_ + first,
             acc_ + first * acc_stride_,
             acc_stride_,
+            ahead_,
             factor_};
   }
 
@@ -128,12 +153,11 @@ class query_tile : operand<E>::scope {
   /// row, block).
   template <class Step>
   void attend_strips(const packed_keys<E>& keys, Step&& step) {
-    for_each_block<E>(
-        limits_, rows_, keys.slot_count, tile_sizes<E>::block_keys, [&](slot_range block) {
-          for (index_t first = 0; first < rows_; first += strip_rows)
-            with_strip_rows<E>(rows_ - first,
-                               [&](auto strip) { step(strip, state_of(first), first, block); });
-        });
+    for_each_block<E>(limits_, rows_, keys, tile_sizes<E>::block_keys, [&](slot_range block) {
+      for (index_t first = 0; first < rows_; first += strip_rows)
+        with_strip_rows<E>(rows_ - first,
+                           [&](auto strip) { step(strip, state_of(first), first, block); });
+    });
   }
 
   /// Output row r, acc / sum, into `out`; zeros when nothing was seen.
@@ -171,22 +195,20 @@ class query_tile : operand<E>::scope {
     return ((top_[r] - part.top_[r]) + (std::log2(sum_[r]) - std::log2(part.sum_[r]))) * ln_2<A>;
   }
 
-  /// Elements of a saved row: its maximum, its sums, and its padded accumulator.
-  [[nodiscard]] static index_t saved_size(index_t value_dim) noexcept {
-    return round_up(value_dim, tile_sizes<E>::panel) + tile_sizes<E>::lanes;
+  /// Of a row's running softmax, what is not its accumulator: its maximum and its sums.
+  struct row_softmax {
+    A top, sum, norm;
+  };
+  /// Puts the running softmax of row r aside, for another tile to go on from. acc: [value_dim].
+  void save_row(index_t r, A* acc, row_softmax& rest) const noexcept {
+    detail::copy_row(acc_ + r * acc_stride_, value_dim_, acc);
+    rest = {top_[r], sum_[r], sum_[r + norm_at]};
   }
-  /// Puts the running softmax of row r aside, for another tile to go on from.
-  void save_row(index_t r, A* to) const noexcept {
-    copy(acc_ + r * acc_stride_, acc_ + (r + 1) * acc_stride_, to);
-    to[acc_stride_] = top_[r];
-    to[acc_stride_ + 1] = sum_[r];
-    if constexpr (norm_at > 0) to[acc_stride_ + 2] = sum_[r + norm_at];
-  }
-  void restore_row(index_t r, const A* from) noexcept {
-    copy(from, from + acc_stride_, acc_ + r * acc_stride_);
-    top_[r] = from[acc_stride_];
-    sum_[r] = from[acc_stride_ + 1];
-    if constexpr (norm_at > 0) sum_[r + norm_at] = from[acc_stride_ + 2];
+  void restore_row(index_t r, const A* acc, const row_softmax& rest) noexcept {
+    detail::copy_row(acc, value_dim_, acc_ + r * acc_stride_);
+    top_[r] = rest.top;
+    sum_[r] = rest.sum;
+    sum_[r + norm_at] = rest.norm;
   }
 
  private:
@@ -196,6 +218,7 @@ class query_tile : operand<E>::scope {
   E* queries_;
   A *acc_, *top_, *sum_, *scores_;
   slot_range* limits_;
+  row_prefetcher* ahead_ = nullptr;
 };
 
 static_assert(walked_tile<query_tile<float>>);

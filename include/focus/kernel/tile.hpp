@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include "focus/config.hpp"
@@ -43,16 +44,19 @@ slot_range visible_slots(const slot_range* limit, slot_range block) noexcept {
 /// Calls f(block) for the slots within any of the limits, in blocks of `block_keys` from a panel
 /// border on.
 template <class E, class F>
-void for_each_block(const slot_range* limits, index_t rows, index_t slot_count, index_t block_keys,
-                    F&& f) {
+void for_each_block(const slot_range* limits, index_t rows, const packed_keys<E>& keys,
+                    index_t block_keys, F&& f) {
   constexpr int panel = tile_sizes<E>::panel;
-  slot_range all{slot_count, 0};
+  slot_range all{(std::numeric_limits<index_t>::max)(), 0};
   for (index_t r = 0; r < rows; ++r) {
     if (limits[r].begin >= limits[r].end) continue;
     all.begin = (std::min)(all.begin, limits[r].begin);
     all.end = (std::max)(all.end, limits[r].end);
   }
-  for (index_t slot = all.begin / panel * panel; slot < all.end; slot += block_keys)
+  if (all.begin >= all.end) return;
+  const index_t step = keys.blocks_from_first ? block_keys : panel;
+  for (index_t slot = all.begin - (all.begin - keys.first_slot) % step; slot < all.end;
+       slot += block_keys)
     f(slot_range{slot, (std::min)(slot + block_keys, all.end)});
 }
 
@@ -76,8 +80,7 @@ bool hide_outside(const slot_range* limit, slot_range seen, index_t base, index_
   for (int r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride) {
     const index_t begin = std::clamp(limit[r].begin, base, base + count);
     const index_t end = std::clamp(limit[r].end, begin, base + count);
-    fill(scores, scores + (begin - base), value);
-    fill(scores + (end - base), scores + count, value);
+    fill_edges(scores, begin - base, end - base, count, value);
     partial |= begin > seen.begin || end < seen.end;
   }
   return partial;
@@ -157,14 +160,6 @@ void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index
   }
 }
 
-template <class E>
-bool has_nonfinite_values(const packed_keys<E>& keys, slot_range seen) noexcept {
-  constexpr int panel = tile_sizes<E>::panel;
-  for (index_t p = seen.begin / panel; p < ceil_div(seen.end, panel); ++p)
-    if (keys.nonfinite_values[p] != 0) return true;
-  return false;
-}
-
 /// Adds the slots of `block` (at most block_keys, from a panel border on) to the running softmax of
 /// one strip: the online softmax step. first_row: the strip's first row within its tile, for the
 /// rules.
@@ -182,7 +177,7 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
   // What P V takes; what is not seen of it weighs nothing.
   const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};
 
-  operand<E>::template score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  operand<E>::template score_slots<Rows>(strip.query, keys, base, seen.end, scores, strip.ahead);
   const A factor = strip.factor.template apply<Rows>(scores, count, softcap > 0);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
   bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores);
@@ -191,7 +186,7 @@ void attend_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_
   update_softmax<Rows>(strip, scores, base, count, rescale, factor);
 
   A* weights = scores + (taken.begin - base);
-  if (!partial || !has_nonfinite_values(keys, seen)) {
+  if (!partial || !keys.may_be_nonfinite(seen.begin, seen.end)) {
     operand<E>::template accumulate<Rows>(strip, keys, taken, weights, rescale);
   } else {
     operand<E>::template accumulate_seen<Rows>(

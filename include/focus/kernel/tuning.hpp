@@ -38,16 +38,26 @@ struct tile_sizes {
   static constexpr int half_strip = strip_rows / 2 + 1, smallest_strip = 1;
   /// Keys (or value columns) in a packed panel.
   static constexpr int panel = lanes * vectors;
-  /// Keys that a strip takes at a time. The strip's scores (strip_rows x block_keys: 6 KiB with
-  /// AVX2, 14 KiB with AVX-512) and one value panel (block_keys x panel x sizeof(A): 16 KiB, 32
-  /// KiB) share the L1 cache; the block's K and V (2 x block_keys x d x sizeof(A): 128 KiB at d =
-  /// 64) stay in L2 while all strips of a query tile pass over them.
+  /// Keys that a strip takes at a time. With AVX2 the strip's scores (strip_rows x block_keys x
+  /// sizeof(A): 6 KiB) and one value panel (block_keys x panel x sizeof(A): 16 KiB) share the L1
+  /// cache. With AVX-512 the scores (21 KiB) stay in one of 48 KiB, and value panels (48 KiB) come
+  /// from L2, a line every 7 cycles: longer blocks have fewer edges (2 to 4% of dense attention,
+  /// against 256 keys; 512 are slower again). The block's K and V (2 x block_keys x d x sizeof(A):
+  /// 128 and 192 KiB at d = 64) stay in L2 while all strips of a query tile pass over them.
+#if FOCUS_HAS_AVX512
+  static constexpr int block_keys = 1536 / static_cast<int>(sizeof(A));
+#else
   static constexpr int block_keys = 1024 / static_cast<int>(sizeof(A));
+#endif
   /// Keys that a tile of a backward pass takes at a time. All its weights and their gradients (2 x
   /// tile_rows x gradient_keys x sizeof(A): 96 KiB), the block's K twice and V (96 KiB at d = 64),
   /// its dK and dV (64 KiB) and the tile's own Q and dout, twice each, and dQ (120 KiB) share an L2
   /// cache of 512 KiB.
   static constexpr int gradient_keys = 512 / static_cast<int>(sizeof(A));
+  /// Steps of the depth between two rows that a product asks for (row_prefetcher). A row of 64
+  /// floats is 4 cache lines: 4 lines every 56 cycles (AVX-512: 28 multiply-adds a step, 2 a cycle),
+  /// or every 48 (AVX2: 12 a step).
+  static constexpr int prefetch_steps = FOCUS_HAS_AVX512 ? 4 : 8;
   /// Row stride of a strip's scores: one panel more, since a block may begin within a panel, and
   /// odd multiples of a cache line keep the rows in different cache sets.
   static constexpr int score_stride = block_keys + 2 * panel;
@@ -93,7 +103,8 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   /// The strip's scores (32 x block_keys x 4 bytes: 32 KiB, of which the weights then take half)
   /// and one value panel (block_keys x 32 x 2 bytes: 16 KiB) fill an L1 cache of 48 KiB, which all
   /// processors with AMX have; the block's K and V (2 x block_keys x d x 2 bytes: 64 KiB at d = 64)
-  /// stay in L2. A score row of 20 cache lines puts the 16 rows of a tile into 16 cache sets.
+  /// stay in L2. A score row of 28 cache lines puts the 16 rows of a tile into 16 cache sets.
+  static constexpr int block_keys = 256;
   static constexpr int tile_rows = 3 * strip_rows;
   static constexpr int padded_rows = tile_rows + strip_rows;
   /// Elements of a row of a tile.
@@ -125,6 +136,10 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   static_assert(half_strip % pair == 0 && tile_rows % strip_rows == 0 && panel % quad == 0);
 };
 #endif
+
+/// Bytes of K and V that a thread packs for itself to use them from L2, where its tiles' rows lie,
+/// too: of the 1 or 2 MiB that server processors with AVX-512 have, or of 512 KiB.
+inline constexpr index_t packed_bytes = FOCUS_HAS_AVX512 ? 640 * 1024 : 320 * 1024;
 
 /// Cells of keys begin on a multiple of every type's panel, so that one plan serves them all.
 inline constexpr index_t widest_panel = tile_sizes<float>::panel;

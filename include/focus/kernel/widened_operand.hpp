@@ -23,12 +23,13 @@ inline namespace FOCUS_ABI {
 namespace detail {
 
 /// sum[r][v] += a(r, t) * b(t, v) over t < depth: the inner product of all kernels. a(r, t) is one
-/// element at a[r * RowStep + t * DepthStep]; b(t, .) is the row of a panel.
-template <int Rows, int Vectors, int RowStep, int DepthStep, class A>
-FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
-                                  table_of<vec<A>, Rows, Vectors>& sum) {
-  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-  for (index_t t = 0; t < depth; ++t, a += DepthStep, b += panel) {
+/// element at a[r * RowStep + t * DepthStep]; b(t, .) are vectors at row(t).
+template <int Rows, int Vectors, int RowStep, int DepthStep, class A, class RowAt>
+FOCUS_ALWAYS_INLINE void multiply_rows(const A* a, RowAt&& row, index_t depth,
+                                       table_of<vec<A>, Rows, Vectors>& sum) {
+  constexpr int lanes = vec<A>::width;
+  for (index_t t = 0; t < depth; ++t, a += DepthStep) {
+    const A* const b = row(t);
     array_of<vec<A>, Vectors> column;
     static_for<Vectors>([&](auto v)
                             FOCUS_LAMBDA_INLINE { column[v] = vec<A>::load(b + v * lanes); });
@@ -39,19 +40,41 @@ FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
     });
   }
 }
+/// The same where b is a panel.
+template <int Rows, int Vectors, int RowStep, int DepthStep, class A>
+FOCUS_ALWAYS_INLINE void multiply(const A* a, const A* b, index_t depth,
+                                  table_of<vec<A>, Rows, Vectors>& sum) {
+  multiply_rows<Rows, Vectors, RowStep, DepthStep>(
+      a,
+      [&](index_t) FOCUS_LAMBDA_INLINE {
+        const A* const row = b;
+        b += tile_sizes<A>::panel;
+        return row;
+      },
+      depth, sum);
+}
 
 /// scores[r][0, panel) = query row r . key, for one key panel; only the first Vectors vectors of
 /// it.
 template <int Rows, int Vectors, class A>
-FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores) {
+FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t depth, A* scores,
+                                row_prefetcher* ahead) {
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride,
                 panel = tile_sizes<A>::panel, chunk = tile_sizes<A>::depth_chunk;
   table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows * Vectors>(
       [&](auto i) FOCUS_LAMBDA_INLINE { sum[i / Vectors][i % Vectors] = vec<A>::zero(); });
   for (index_t first = 0; first < depth; first += chunk) {
-    multiply<Rows, Vectors, chunk, 1>(query, key_panel, (std::min<index_t>)(chunk, depth - first),
-                                      sum);
+    index_t done = 0;
+    if (ahead != nullptr && depth - first >= chunk) {
+      constexpr int steps = tile_sizes<A>::prefetch_steps;
+      for (; done < chunk; done += steps) {
+        ahead->next();
+        multiply<Rows, Vectors, chunk, 1>(query + done, key_panel + done * panel, steps, sum);
+      }
+    }
+    multiply<Rows, Vectors, chunk, 1>(query + done, key_panel + done * panel,
+                                      (std::min<index_t>)(chunk, depth - first) - done, sum);
     query += tile_sizes<A>::padded_rows * chunk;
     key_panel += chunk * panel;
   }
@@ -60,10 +83,11 @@ FOCUS_NOINLINE void score_panel(const A* query, const A* key_panel, index_t dept
   });
 }
 
-/// acc[r] = rescale[r] * acc[r] + sum over t of weights[r][t] * values[t], for one value panel.
-template <int Rows, int Vectors, class A>
-FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t count,
-                                     const A* rescale, A* acc, index_t acc_stride) {
+/// acc[r] = rescale[r] * acc[r] + sum over t of weights[r][t] * values of row(t), for one value
+/// panel. If Checked: unless a sum is NaN or infinite; returns whether all are finite.
+template <int Rows, int Vectors, bool Checked, class A, class RowAt>
+FOCUS_NOINLINE bool accumulate_panel(const A* weights, RowAt row, index_t count, const A* rescale,
+                                     A* acc, index_t acc_stride) {
   constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
   table_of<vec<A>, Rows, Vectors> sum;
   static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
@@ -72,12 +96,40 @@ FOCUS_NOINLINE void accumulate_panel(const A* weights, const A* values, index_t 
       sum[r][v] = vec<A>::load(acc + r * acc_stride + v * lanes) * factor;
     });
   });
-  multiply<Rows, Vectors, stride, 1>(weights, values, count, sum);
+  multiply_rows<Rows, Vectors, stride, 1>(weights, row, count, sum);
+  if constexpr (Checked) {
+    array_of<vec<A>, Vectors> poison;  // 0 * x is NaN just for NaN and infinite x
+    static_for<Vectors>([&](auto v) FOCUS_LAMBDA_INLINE {
+      poison[v] = vec<A>::zero();
+      static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
+        poison[v] = fma(sum[r][v], vec<A>::zero(), poison[v]);
+      });
+    });
+    vec<A> all = poison[0];
+    static_for<Vectors - 1>([&](auto v) FOCUS_LAMBDA_INLINE { all = all + poison[v + 1]; });
+    if (is_nan(reduce_add(all))) return false;
+  }
   static_for<Rows>([&](auto r) FOCUS_LAMBDA_INLINE {
     static_for<Vectors>(
         [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v].store(acc + r * acc_stride + v * lanes); });
   });
+  return true;
 }
+
+/// The rows of values that accumulate_panel takes: those of a panel, or of V where it lies.
+template <class A>
+struct rows_in_panel {
+  const A* values;
+  FOCUS_ALWAYS_INLINE const A* operator()(index_t t) const noexcept {
+    return values + t * tile_sizes<A>::panel;
+  }
+};
+template <class A>
+struct rows_in_place {
+  const A* values;
+  index_t step;
+  FOCUS_ALWAYS_INLINE const A* operator()(index_t t) const noexcept { return values + t * step; }
+};
 
 /// row[j] = 2^(row[j] - shift), times gates[j] where there are gates, for whole vectors of `count`
 /// elements; returns their sum. Two vectors at a time: the exponentials of both overlap.
@@ -163,18 +215,19 @@ struct operand {
   // compiler would copy the code into all callers.
   template <int Rows>
   FOCUS_NOINLINE static void score_slots(const A* query, const packed_keys<A>& keys, index_t base,
-                                         index_t end, A* scores) {
+                                         index_t end, A* scores, row_prefetcher* ahead = nullptr) {
     constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
     index_t slot = base;
     if (slot % panel != 0) {  // the second half of a panel
-      score_panel<Rows, 1>(query, keys.key_panel(slot - lanes) + lanes, keys.head_dim, scores);
+      score_panel<Rows, 1>(query, keys.key_panel(slot - lanes) + lanes, keys.head_dim, scores,
+                           ahead);
       slot += lanes, scores += lanes;
     }
     for (; slot < end; slot += panel, scores += panel) {
       if (end - slot > lanes)
-        score_panel<Rows, 2>(query, keys.key_panel(slot), keys.head_dim, scores);
+        score_panel<Rows, 2>(query, keys.key_panel(slot), keys.head_dim, scores, ahead);
       else
-        score_panel<Rows, 1>(query, keys.key_panel(slot), keys.head_dim, scores);
+        score_panel<Rows, 1>(query, keys.key_panel(slot), keys.head_dim, scores, ahead);
     }
   }
 
@@ -186,17 +239,8 @@ struct operand {
   template <int Rows>
   FOCUS_NOINLINE static void accumulate(const strip_state<A>& strip, const packed_keys<A>& keys,
                                         slot_range seen, const A* weights, const A* rescale) {
-    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-    for (index_t p = 0; p < keys.value_panels(); ++p) {
-      const A* values = keys.value_panel(p, seen.begin);
-      A* acc = strip.acc + p * panel;
-      if (keys.value_dim - p * panel > lanes)
-        accumulate_panel<Rows, 2>(weights, values, seen.end - seen.begin, rescale, acc,
-                                  strip.acc_stride);
-      else
-        accumulate_panel<Rows, 1>(weights, values, seen.end - seen.begin, rescale, acc,
-                                  strip.acc_stride);
-    }
+    for (index_t p = 0; p < keys.value_panels(); ++p)
+      accumulate_values<Rows, false>(strip, keys, p, seen, weights, rescale);
   }
 
   template <int Rows, class Sees>
@@ -204,18 +248,48 @@ struct operand {
                                              const packed_keys<A>& keys, slot_range seen,
                                              const A* weights, const A* rescale, Sees&& sees) {
     constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
-    for (index_t column = 0; column < round_up(keys.value_dim, lanes); column += lanes)
-      for (int r = 0; r < Rows; ++r) {
-        A* acc = strip.acc + r * strip.acc_stride + column;
-        vec<A> sum = vec<A>::load(acc) * vec<A>::broadcast(rescale[r]);
-        for (index_t slot = seen.begin; slot < seen.end; ++slot) {
-          if (!sees(r, slot)) continue;
-          const A weight = weights[r * tile_sizes<A>::score_stride + slot - seen.begin];
-          const A* values = keys.value_panel(column / panel, slot) + column % panel;
-          sum = fma(vec<A>::broadcast(weight), vec<A>::load(values), sum);
+    for (index_t p = 0; p < keys.value_panels(); ++p) {
+      // Where no value is known to be one of those, they are noticed by what they leave.
+      if (keys.nonfinite_values == nullptr &&
+          accumulate_values<Rows, true>(strip, keys, p, seen, weights, rescale))
+        continue;
+      const index_t end = (std::min)(round_up(keys.value_dim, lanes), (p + 1) * panel);
+      for (index_t column = p * panel; column < end; column += lanes)
+        for (int r = 0; r < Rows; ++r) {
+          A* acc = strip.acc + r * strip.acc_stride + column;
+          vec<A> sum = vec<A>::load(acc) * vec<A>::broadcast(rescale[r]);
+          for (index_t slot = seen.begin; slot < seen.end; ++slot) {
+            if (!sees(r, slot)) continue;
+            const A weight = weights[r * tile_sizes<A>::score_stride + slot - seen.begin];
+            const A* values = keys.value_panel(p, slot) + column % panel;
+            sum = fma(vec<A>::broadcast(weight), vec<A>::load(values), sum);
+          }
+          sum.store(acc);
         }
-        sum.store(acc);
-      }
+    }
+  }
+
+ private:
+  /// The columns of value panel p.
+  template <int Rows, bool Checked>
+  FOCUS_ALWAYS_INLINE static bool accumulate_values(const strip_state<A>& strip,
+                                                    const packed_keys<A>& keys, index_t p,
+                                                    slot_range seen, const A* weights,
+                                                    const A* rescale) {
+    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel;
+    const auto take = [&](auto rows) {
+      const index_t count = seen.end - seen.begin;
+      A* const acc = strip.acc + p * panel;
+      return keys.value_dim - p * panel > lanes
+                 ? accumulate_panel<Rows, 2, Checked>(weights, rows, count, rescale, acc,
+                                                      strip.acc_stride)
+                 : accumulate_panel<Rows, 1, Checked>(weights, rows, count, rescale, acc,
+                                                      strip.acc_stride);
+    };
+    const A* const values = keys.value_panel(p, seen.begin);
+    if (keys.nonfinite_values == nullptr) return take(rows_in_place<A>{values, keys.value_step});
+    if constexpr (!Checked) return take(rows_in_panel<A>{values});
+    return false;
   }
 };
 

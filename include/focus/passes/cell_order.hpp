@@ -1,4 +1,4 @@
-// The pass over a plan's cells or lists of keys.
+// The walks of a tile over a plan's cells or lists of keys.
 #pragma once
 
 #include <algorithm>
@@ -47,34 +47,53 @@ void limit_rows_to_prefix(Tile& tile, const token_run& keys, std::span<const ind
   }
 }
 
-/// The pass over cells: each tile of a query cell walks the key cells that meet it, or the one list
-/// of its round. Sets the limits of the tile's rows and calls attend(rules) for each.
+/// A tile of one list's queries, whose row r is at place + r of query_order(), walks the list's
+/// keys. Sets the limits of the tile's rows and calls attend(rules), once or twice.
 template <walked_tile Tile, class Attend>
-void attend_distant(Tile& tile, const routing_plan& plan, const row_tile& rows,
-                    const resolved_pattern& pattern, Attend&& attend) {
-  const index_t* row = plan.query_order().data() + rows.begin;
-  const group_mask mask = plan.tile_mask(rows);
-  // In lists, a key that shares several groups with a query is met in the first of them.
+void attend_list(Tile& tile, const routing_plan& plan, index_t list, index_t place,
+                 Attend&& attend) {
+  const token_run& keys = plan.key_runs()[static_cast<std::size_t>(list)];
+  const index_t* row = plan.query_order().data() + place;
+  // A key that shares several groups with a query is met in the first of them.
   group_mask met[Tile::padded_rows] = {}, any_met = 0;
-  if (plan.layout() == plan_layout::groups)
-    for (index_t r = 0; r < rows.rows; ++r)
-      any_met |= met[r] = plan.query_masks()[static_cast<std::size_t>(row[r])] & (mask - 1);
-  const auto attend_cell = [&] {
+  for (index_t r = 0; r < tile.rows(); ++r)
+    any_met |= met[r] = plan.groups_of(row[r]) & (keys.mask - 1);
+  const auto attend_keys = [&] {
     if (any_met == 0)
       attend(no_rules{});
     else
       attend(keys_met_before{met, plan.slot_masks().data()});
   };
+  const index_t* before = plan.before_ends().data() + place;
+  for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {keys.begin, before[r]};
+  attend_keys();
+  if (plan.after_begins().empty()) return;
+  const index_t* after = plan.after_begins().data() + place;
+  for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {after[r], keys.end};
+  attend_keys();
+}
+
+/// The pass over cells: each tile of a query cell walks the key cells that meet it, or that of a
+/// list's queries the list. Sets the limits of the tile's rows and calls attend(rules) for each.
+template <walked_tile Tile, class Attend>
+void attend_distant(Tile& tile, const routing_plan& plan, const row_tile& rows,
+                    const resolved_pattern& pattern, Attend&& attend) {
+  const group_mask mask = plan.tile_mask(rows);
+  if (plan.layout() == plan_layout::groups) {
+    if (mask != 0) detail::attend_list(tile, plan, plan.list_of(rows), rows.begin, attend);
+    return;
+  }
+  const index_t* row = plan.query_order().data() + rows.begin;
   for (const token_run& c : plan.key_runs()) {
     if ((c.mask & mask) == 0) continue;
     limit_rows_to_prefix(tile, c, plan.key_slots(),
                          [&](index_t r) { return pattern.distant_before(row[r]); });
-    attend_cell();
+    attend(no_rules{});
     if (pattern.causal) continue;
     limit_rows_to_prefix(tile, c, plan.key_slots(),
                          [&](index_t r) { return pattern.distant_after(row[r]); });
     for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {tile.limit(r).end, c.end};
-    attend_cell();
+    attend(no_rules{});
   }
 }
 

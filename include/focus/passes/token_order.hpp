@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "focus/checks/attention_arguments.hpp"
@@ -114,6 +115,45 @@ void with_operands(F&& f) {
   with_operands<Arguments>(bfloat16_products_permitted, std::forward<F>(f));
 }
 
+/// How a call's tensors lie: whether accumulators can lie in the output rows, and values be read
+/// where they are, whole vectors of them; and whether a token's rows of all heads lie side by side
+/// ([tokens, heads, head_dim], as engines have them). Then heads are best taken together: a page of
+/// memory has few rows of one head.
+struct left_in_place {
+  bool accumulators = false, values = false;
+  bool heads_side_by_side = false;
+};
+
+/// Whether all of T are of the type of the sums.
+template <class Arguments, class T>
+inline constexpr bool is_summed_as_stored =
+    std::is_same_v<std::remove_cv_t<T>, typename Arguments::accumulator>;
+
+/// Whether the rows of a window, which a tile goes through panel by panel, do not crowd into a few
+/// sets of the L1 cache: those of heads side by side, a power of two apart, do.
+inline bool spreads_over_cache(index_t stride_bytes) noexcept {
+  constexpr index_t all_sets = 4096, row_bytes = 256;
+  return std::gcd(stride_bytes, all_sets) <= row_bytes;
+}
+
+/// What can be left in place in a call with operands of type E.
+template <class E, class Arguments>
+left_in_place can_be_left(const Arguments& args) noexcept {
+  using out_type = typename decltype(args.out)::value_type;
+  using values_type = typename decltype(args.v)::value_type;
+  constexpr bool same = is_summed_as_stored<Arguments, E>;
+  const index_t stride = args.v.stride(Arguments::rank - 2);
+  const auto magnitude = [](index_t x) {
+    return x < 0 ? -x : x;
+  };
+  return {same && is_summed_as_stored<Arguments, out_type>,
+          same && is_summed_as_stored<Arguments, values_type> &&
+              args.shape.value_dim % tile_sizes<E>::lanes == 0 &&
+              spreads_over_cache(stride * static_cast<index_t>(sizeof(E))),
+          magnitude(args.k.stride(Arguments::rank - 3)) <
+              magnitude(args.k.stride(Arguments::rank - 2))};
+}
+
 /// Attention with all keys in token order, for run_call. Walk: walk(tile, keys, first row), that of
 /// a tile over the keys.
 template <class E, class Walk>
@@ -152,22 +192,6 @@ class token_order_run {
   query_tile_layout<E> layout_;
   A factor_;
   Walk walk_;
-};
-
-/// Dense and windowed attention, for run_call: the local pairs and the sinks.
-template <class E>
-struct attention_call {
-  resolved_pattern pattern;
-  resolved_score<accumulator_t<E>> score;
-
-  template <class F>
-  void operator()(index_t, scratch_plan& scratch, const attention_shape& shape, index_t workers,
-                  F&& f) const {
-    const auto walk = [this](query_tile<E>& tile, const packed_keys<E>& keys, index_t first) {
-      attend_local(tile, pattern, first, [&] { tile.attend(keys, score.softcap); });
-    };
-    f(token_order_run<E, decltype(walk)>(scratch, shape, workers, score, walk));
-  }
 };
 
 }  // namespace detail

@@ -21,11 +21,11 @@ class layout_costs {
   /// A pair that is tested costs so many times what one costs that is not.
   static constexpr double test_factor = 1.06;
   /// In scores: what a row costs when a second pass follows that over local pairs (for packing once
-  /// more and handing the row over), and in each round after the first; and what it costs to pack a
+  /// more and handing the row over), and for each list after its first; and what it costs to pack a
   /// slot more than there are keys.
-  static constexpr double second_pass = 40, another_round = 24, another_slot = 16;
-  /// In scores: what a round costs, however few rows it has.
-  static constexpr double any_round = 2048;
+  static constexpr double second_pass = 40, another_list = 24, another_slot = 16;
+  /// In scores: what a list costs, however few rows it has.
+  static constexpr double any_list = 512;
 
  public:
   layout_costs(const resolved_pattern& pattern, index_t n_q) noexcept
@@ -61,12 +61,12 @@ class layout_costs {
     return static_cast<double>(round_up(rows, strip)) *
            ((std::min)(distant_share_ * all + apart, all) + panel / 2);
   }
-  /// What rounds cost beside their walks. later_rows: the rows of all but the first, added up;
+  /// What lists cost beside their walks. later_rows: how often a row goes on from another list;
   /// extra_slots: packed beyond one for each key.
-  [[nodiscard]] static double rounds(index_t count, index_t later_rows,
-                                     index_t extra_slots) noexcept {
-    return any_round * static_cast<double>(count) +
-           another_round * static_cast<double>(later_rows) +
+  [[nodiscard]] static double lists(index_t count, index_t later_rows,
+                                    index_t extra_slots) noexcept {
+    return any_list * static_cast<double>(count) +
+           another_list * static_cast<double>((std::max)(later_rows, index_t{0})) +
            another_slot * static_cast<double>((std::max)(extra_slots, index_t{0}));
   }
 
