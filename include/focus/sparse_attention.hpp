@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 
@@ -127,7 +128,7 @@ template <class E>
 struct sparse_attention_call {
   std::span<const routing_plan> plans;
   resolved_score<accumulator_t<E>> score;
-  left_in_place in_place;
+  left_in_place in_place = {};
 
   template <class F>
   void operator()(index_t sequence, scratch_plan& scratch, const attention_shape& shape,

@@ -58,7 +58,7 @@ class query_tile_layout {
 
 /// to[0, count) = from[0, count), in whole vectors where they fit.
 template <class A>
-FOCUS_ALWAYS_INLINE void copy_row(const A* from, index_t count, A* to) noexcept {
+FOCUS_ALWAYS_INLINE void copy_elements(const A* from, index_t count, A* to) noexcept {
   constexpr int lanes = vec<A>::width;
   index_t c = 0;
   for (; c + lanes <= count; c += lanes) vec<A>::load(from + c).store(to + c);
@@ -201,11 +201,11 @@ class query_tile : operand<E>::scope {
   };
   /// Puts the running softmax of row r aside, for another tile to go on from. acc: [value_dim].
   void save_row(index_t r, A* acc, row_softmax& rest) const noexcept {
-    detail::copy_row(acc_ + r * acc_stride_, value_dim_, acc);
+    detail::copy_elements(acc_ + r * acc_stride_, value_dim_, acc);
     rest = {top_[r], sum_[r], sum_[r + norm_at]};
   }
   void restore_row(index_t r, const A* acc, const row_softmax& rest) noexcept {
-    detail::copy_row(acc, value_dim_, acc_ + r * acc_stride_);
+    detail::copy_elements(acc, value_dim_, acc_ + r * acc_stride_);
     top_[r] = rest.top;
     sum_[r] = rest.sum;
     sum_[r + norm_at] = rest.norm;

@@ -1,6 +1,7 @@
 // The first keys of a tile's rows: a few that all of them see.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "focus/config.hpp"
@@ -20,7 +21,7 @@ inline namespace FOCUS_ABI {
 namespace detail {
 
 /// The most keys that a tile takes as sinks: for each of them a row's accumulator is gone through.
-inline constexpr index_t most_sinks = 4;
+inline constexpr int most_sinks = 4;
 
 /// The scores of `lanes` rows with one key, in units of log2. Products go along the rows, and their
 /// sums are transposed: a panel of keys would be empty but for this one.
@@ -50,12 +51,13 @@ void see_sinks(query_tile<A>& tile, index_t head_dim, index_t value_dim, index_t
   using T = std::remove_cvref_t<decltype(*value_of(0))>;
   for (index_t first = 0; first < tile.rows(); first += lanes) {
     const strip_state<A> rows = tile.state_of(first);
-    vec<A> weight[most_sinks], top = vec<A>::broadcast(lowest<A>);
+    array_of<vec<A>, most_sinks> weight;
+    vec<A> top = vec<A>::broadcast(lowest<A>);
     for (index_t j = 0; j < count; ++j) {
       weight[j] = sink_scores<A>(rows.query, key_of(j), head_dim, softcap);
       top = maximum(weight[j], top);  // that of NaN stays what it is
     }
-    A tops[lanes], shift[lanes];
+    array_of<A, lanes> tops, shift;
     top.store(tops);
     // As update_softmax has it: measured from 0, nothing seen weighs 0.
     for (int l = 0; l < lanes; ++l) shift[l] = tops[l] > lowest<A> ? tops[l] : A{0};
@@ -64,7 +66,8 @@ void see_sinks(query_tile<A>& tile, index_t head_dim, index_t value_dim, index_t
       weight[j] = exp2<A>(weight[j] - vec<A>::load(shift));
       total = total + weight[j];
     }
-    A totals[lanes], weights[most_sinks][lanes];
+    array_of<A, lanes> totals;
+    table_of<A, most_sinks, lanes> weights;
     total.store(totals);
     for (index_t j = 0; j < count; ++j) weight[j].store(weights[j]);
 

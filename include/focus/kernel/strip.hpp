@@ -66,7 +66,7 @@ struct strip_state {
   A* sum;                   // [row_sums][padded_rows] running sums of 2^(score - top)
   A* acc;                   // [rows][acc_stride] running sum of 2^(score - top) * value
   index_t acc_stride;
-  row_prefetcher* ahead;  // what else to ask for while multiplying
+  row_prefetcher* ahead = nullptr;  // what else to ask for while multiplying
   [[no_unique_address]] typename operand<E>::score_factor factor = {};
 
   /// sum = rescale * sum + sums of more weights, for row r.

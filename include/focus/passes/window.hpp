@@ -300,7 +300,7 @@ template <class E>
 struct attention_call {
   resolved_pattern pattern;
   resolved_score<accumulator_t<E>> score;
-  left_in_place in_place;
+  left_in_place in_place = {};
 
   template <class F>
   void operator()(index_t, scratch_plan& scratch, const attention_shape& shape, index_t workers,
