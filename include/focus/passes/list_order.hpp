@@ -113,8 +113,8 @@ class list_order_run {
     return longest;
   }
   [[nodiscard]] auto token_of() const noexcept {
-    return [slots = plan_->key_slots()](index_t slot) {
-      return slots[static_cast<std::size_t>(slot)];
+    return [tokens = plan_->key_slots()](index_t slot) {
+      return tokens[static_cast<std::size_t>(slot)];
     };
   }
 
