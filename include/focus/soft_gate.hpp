@@ -44,15 +44,17 @@ void pack_assignment(const key_packer<A>& packer, const scratch_memory& memory,
   packer.pack_in_token_order(memory, keys, values, exec);
 }
 
-/// Each worker's scratch memory for the gates of a tile: its queries' assignments, and the products
-/// g_i . g_j of a strip.
-template <class A>
+/// Each worker's scratch memory for the gates of a tile of operands E: its queries' assignments,
+/// and the products g_i . g_j of a strip.
+template <class E>
 class gate_layout {
+  using A = accumulator_t<E>;
+
  public:
   gate_layout(scratch_plan& plan, index_t workers, index_t groups) {
     scratch_plan one;
     queries_ = one.add<A>(query_rows_size<A>(groups));
-    products_ = one.add<A>(tile_sizes<A>::strip_rows * tile_sizes<A>::score_stride);
+    products_ = one.add<A>(tile_sizes<E>::strip_rows * tile_sizes<E>::score_stride);
     gates_ = plan.add_each(workers, one);
   }
 
@@ -115,25 +117,29 @@ void split_gates(index_t count, A* gates, A* scores) noexcept {
 }
 
 /// Adds a block of keys to the running softmax of one strip, gated. gates: where the strip's
-/// products g_i . g_j are made.
-template <int Rows, class A>
-void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys, slot_range block,
+/// products g_i . g_j are made, of assignments in the type of the sums whatever E is.
+template <int Rows, class E, class A = accumulator_t<E>>
+void attend_gated_block(const strip_state<E>& strip, const packed_keys<E>& keys, slot_range block,
                         A softcap, const gate_options& gate, const A* query_gates,
                         const packed_keys<A>& key_gates, const resolved_pattern& pattern,
                         index_t first_row, A* scores, A* gates) {
-  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel,
-                stride = tile_sizes<A>::score_stride;
+  constexpr int lanes = vec<A>::width, panel = tile_sizes<E>::panel,
+                step = tile_sizes<E>::slot_step, stride = tile_sizes<E>::score_stride;
   const slot_range seen = visible_slots<Rows>(strip.limit, block);
   if (seen.begin >= seen.end) return;
   const index_t base = seen.begin / panel * panel;
-  const index_t count = round_up(seen.end - base, lanes);
+  const index_t count = round_up(seen.end - base, (std::max)(lanes, step));
+  const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};
   const bool by_weight = gate.kind == gate_kind::weight;
 
-  operand<A>::template score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  operand<E>::template score_slots<Rows>(strip.query, keys, base, seen.end, scores);
+  // An exponent is added to scores in units of log2, a sigmoid may be multiplied by before the
+  // factor.
+  const A factor = strip.factor.template apply<Rows>(scores, count, softcap > 0 || by_weight);
   if (softcap > 0) cap_scores<Rows>(scores, count, softcap);
-  operand<A>::template score_slots<Rows>(query_gates, key_gates, base, seen.end, gates);
+  score_strip<Rows>(query_gates, key_gates, base, base + count, gates);
   // A gate factor of NaN would outlast the weight of 0 that a hidden pair gets.
-  if (by_weight) hide_outside<Rows>(strip.limit, seen, base, count, gates, A{0});
+  if (by_weight) hide_outside<Rows>(strip.limit, taken, base, count, gates, A{0});
   for (int r = 0; r < Rows; ++r) {
     A* row_gates = gates + r * stride;
     A* row_scores = scores + r * stride;
@@ -144,16 +150,16 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
     else
       multiply_scores(count, row_gates, row_scores);
   }
-  const bool partial = hide_outside<Rows>(strip.limit, seen, base, count, scores) || by_weight;
-  A rescale[tile_sizes<A>::strip_rows + lanes];
-  update_softmax<Rows>(strip, scores, base, count, rescale, A{1}, by_weight ? gates : nullptr);
+  const bool partial = hide_outside<Rows>(strip.limit, taken, base, count, scores) || by_weight;
+  A rescale[tile_sizes<E>::strip_rows + lanes];
+  update_softmax<Rows>(strip, scores, base, count, rescale, factor, by_weight ? gates : nullptr);
 
-  const A* weights = scores + (seen.begin - base);
+  const A* weights = scores + (taken.begin - base);
   if (!partial || !keys.may_be_nonfinite(seen.begin, seen.end)) {
-    operand<A>::template accumulate<Rows>(strip, keys, seen, weights, rescale);
+    operand<E>::template accumulate<Rows>(strip, keys, taken, weights, rescale);
   } else {
-    operand<A>::template accumulate_seen<Rows>(
-        strip, keys, seen, weights, rescale, [&](int r, index_t slot) {
+    operand<E>::template accumulate_seen<Rows>(
+        strip, keys, taken, weights, rescale, [&](int r, index_t slot) {
           return slot >= strip.limit[r].begin && slot < strip.limit[r].end &&
                  (!by_weight || !is_zero(gates[r * stride + slot - base]));
         });
@@ -161,38 +167,38 @@ void attend_gated_block(const strip_state<A>& strip, const packed_keys<A>& keys,
 }
 
 /// Softly gated attention after its checks.
-template <class Arguments, class A, class GQ, class GK>
+template <class E, class Arguments, class A, class GQ, class GK>
 void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_assignment,
                    const matrix_view<const GK>& key_assignment, index_t groups,
                    const gate_options& gate, const resolved_pattern& pattern,
                    const resolved_score<A>& score, const any_executor& exec) {
   const attention_shape& s = args.shape;
   const index_t batch =
-      heads_at_once(s, ceil_div(s.n_q, tile_sizes<A>::tile_rows), exec.concurrency());
+      heads_at_once(s, ceil_div(s.n_q, tile_sizes<E>::tile_rows), exec.concurrency());
   scratch_plan plan;
-  const key_packer<A> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
-  const query_tile_layout<A> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
+  const key_packer<E> packer(plan, batch, s.n_k, s.head_dim, s.value_dim);
+  const query_tile_layout<E> layout(plan, exec.concurrency(), s.head_dim, s.value_dim);
   const key_packer<A> gate_packer(plan, 1, s.n_k, groups, 0);
-  const gate_layout<A> gates(plan, exec.concurrency(), groups);
+  const gate_layout<E> gates(plan, exec.concurrency(), groups);
   const scratch_memory memory(exec, plan);
 
   pack_assignment(gate_packer, memory, key_assignment, 0, exec);
   const packed_keys<A> key_gates = gate_packer.head(memory, 0);
   for_each_head_batch(args, batch, [&](const Arguments& part) {
     packer.pack_in_token_order(memory, part.k, part.v, exec);
-    for_each_query_tile<A>(
+    for_each_query_tile<E>(
         part.shape.heads, s.n_q, exec,
         [&](index_t head, index_t first, index_t rows, index_t worker) {
-          query_tile<A> tile(memory, layout, worker);
+          query_tile<E> tile(memory, layout, worker);
           tile.begin(rows, query_factor(score),
                      [&](index_t r) { return part.q.row(head, first + r); });
           A* const query_gates = gates.queries(memory, worker);
-          operand<A>::pack_queries(
-              rows, groups, A{1}, [&](index_t r) { return query_assignment.row(first + r); },
+          pack_queries_of_strips<E>(
+              rows, groups, [&](index_t r) { return query_assignment.row(first + r); },
               query_gates);
           for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, pattern.visible_end(first + r)};
-          const packed_keys<A> keys = packer.head(memory, head / s.queries_per_kv_head());
-          tile.attend_strips(keys, [&](auto strip, const strip_state<A>& state, index_t strip_first,
+          const packed_keys<E> keys = packer.head(memory, head / s.queries_per_kv_head());
+          tile.attend_strips(keys, [&](auto strip, const strip_state<E>& state, index_t strip_first,
                                        slot_range block) {
             attend_gated_block<strip()>(state, keys, block, score.softcap, gate,
                                         query_gates + strip_first * tile_sizes<A>::depth_chunk,
@@ -234,6 +240,9 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
 /// @param exec where the loops run
 /// @throws invalid_argument before anything is written
 ///
+/// bfloat16 products: as attention says; the gated weights are what is rounded. The gates are in
+/// float all the same.
+///
 /// Memory: packed copies of K, V and the key assignments, O(n_k (d + K)); nothing of size n_q n_k.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> QueryAssignment,
           tensor_like<2> KeyAssignment, mutable_tensor_like<3> Out,
@@ -254,8 +263,12 @@ void soft_gate_attention(const Q& q, const K& k, const V& v,
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  detail::run_soft_gate(args, g_q, g_k, groups, gate, detail::resolve(pattern, s.n_q, s.n_k),
-                        detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::with_operands<decltype(args)>([&]<class E>() {
+    detail::run_soft_gate<E>(args, g_q, g_k, groups, gate, resolved, scoring,
+                             detail::any_executor(exec));
+  });
 }
 
 }  // namespace FOCUS_ABI

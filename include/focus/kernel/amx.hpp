@@ -250,6 +250,21 @@ struct operand<bfloat16> : bfloat16_operand<bfloat16, amx_products> {
     return {{reduce_add(total + total_of_upper), reduce_add(rounded)}};
   }
 
+  /// Rounds `count` weights of a row, of whole panels of slots, to bfloat16, in place and as
+  /// accumulate takes them; returns the sum of what they become.
+  FOCUS_ALWAYS_INLINE static float round_weights(int, index_t count, float* row) {
+    constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    vec<float> total = vec<float>::zero();
+    for (index_t j = 0; j < count; j += panel) {
+      const vec<float> lower = vec<float>::load(row + j), upper = vec<float>::load(row + j + lanes);
+      const __m512bh weights = _mm512_cvtne2ps_pbh(upper.v, lower.v);
+      _mm512_storeu_si512(row + j, reinterpret_cast<__m512i>(weights));
+      total.v = _mm512_dpbf16_ps(total.v, weights, ones);
+    }
+    return reduce_add(total);
+  }
+
  private:
   using sizes = tile_sizes<bfloat16>;
 };

@@ -2,7 +2,8 @@
 // Where Q, K, V and out are all stored in bfloat16, both products are made of the bits as they are,
 // with sums in float, and only the weights P are rounded to bfloat16.
 //
-// An instruction set adds how queries, keys and values are packed, weigh_row, and its products.
+// An instruction set adds how queries, keys and values are packed, weigh_row, round_weights, and its
+// products.
 #pragma once
 
 #include "focus/config.hpp"
@@ -15,6 +16,7 @@
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
+#include "focus/kernel/widened_operand.hpp"
 #include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
@@ -101,6 +103,12 @@ struct bfloat16_operand {
         for (int row = 0; row < rows_a_panel; ++row) ahead->next();
       Products::template score<Rows>(query, keys.key_panel(slot), keys.head_dim, scores);
     }
+  }
+
+  FOCUS_ALWAYS_INLINE static weight_sums<E> weigh_gated_row(int r, float shift, index_t count,
+                                                            float* row, const float* gates) {
+    const float total = exponentiate_row(shift, count, row, gates);
+    return {{total, operand<E>::round_weights(r, count, row)}};
   }
 
   /// taken: whole steps of slots.

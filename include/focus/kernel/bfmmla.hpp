@@ -240,6 +240,20 @@ struct operand<bfloat16> : bfloat16_operand<bfloat16, bfmmla_products> {
     return {{reduce_add(total), reduce_add(rounded)}};
   }
 
+  /// Rounds `count` weights of a row, whole vectors of them, to bfloat16, as accumulate takes them;
+  /// returns the sum of what they become. Even rows before odd ones, as in weigh_row.
+  FOCUS_ALWAYS_INLINE static float round_weights(int r, index_t count, float* row) {
+    constexpr int lanes = vec<float>::width;
+    float* const to = row - r % 2 * tile_sizes<bfloat16>::score_stride + r % 2 * (lanes / 2);
+    vec<float> total = vec<float>::zero();
+    for (index_t j = 0; j < count; j += lanes) {
+      const bfloat16x4_t four = vcvt_bf16_f32(vec<float>::load(row + j).v);
+      std::memcpy(static_cast<void*>(to + j), &four, sizeof four);
+      total = total + vec<float>{vcvt_f32_bf16(four)};
+    }
+    return reduce_add(total);
+  }
+
  private:
   using sizes = tile_sizes<bfloat16>;
 };

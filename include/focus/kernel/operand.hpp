@@ -54,7 +54,8 @@ concept multiplied_operand_of = requires(const E* query, const packed_keys<E>& k
                                          index_t end, A* scores, int r, A shift, A factor,
                                          index_t count, A* row, const strip_state<E>& strip,
                                          slot_range seen, const A* weights, const A* rescale,
-                                         bool (*sees)(int, index_t), row_prefetcher* ahead) {
+                                         const A* gates, bool (*sees)(int, index_t),
+                                         row_prefetcher* ahead) {
   requires score_factor_of<typename O::score_factor, A, Rows>;
   // scores[r][slot - base] = query row r . key, for slots [base, end), which score_factor then
   // multiplies. base is a multiple of tile_sizes::score_step. ahead: asked for on the way; may be
@@ -63,6 +64,8 @@ concept multiplied_operand_of = requires(const E* query, const packed_keys<E>& k
   // Turns `count` scores of row r of a strip into its weights, 2^(factor score - shift), in place
   // and as accumulate takes them; returns their sums.
   { O::weigh_row(r, shift, factor, count, row) } -> std::same_as<weight_sums<E>>;
+  // The same for 2^(score - shift) times a gate.
+  { O::weigh_gated_row(r, shift, count, row, gates) } -> std::same_as<weight_sums<E>>;
   // acc = rescale * acc + weights * values over the slots of `seen`. weights: [rows][score_stride],
   // of slot seen.begin on.
   O::template accumulate<Rows>(strip, keys, seen, weights, rescale);

@@ -119,7 +119,7 @@ FOCUS_ALWAYS_INLINE A highest_score(const A* row, index_t count) noexcept {
 /// row's limits weights are 0, and scores are `lowest` or, beyond the vectors that its limits
 /// reach, anything. A row that has seen nothing above that keeps it as its top, and weights of 0.
 /// factor: what score_factor left to do. gates: [rows][score_stride] or null; each weight is
-/// multiplied by its gate (of widened operands only).
+/// multiplied by its gate (with nothing left of the factor).
 template <int Rows, class E>
 void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index_t base,
                     index_t count, accumulator_t<E>* rescale, accumulator_t<E> factor = 1,
@@ -156,7 +156,7 @@ void update_softmax(const strip_state<E>& strip, accumulator_t<E>* scores, index
     else
       strip.add_weights(
           r, rescale[r],
-          {{exponentiate_row(shift[r], size, row + begin, gates + r * stride + begin)}});
+          operand<E>::weigh_gated_row(r, shift[r], size, row + begin, gates + r * stride + begin));
   }
 }
 

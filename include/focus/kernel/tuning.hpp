@@ -137,6 +137,15 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
 };
 #endif
 
+/// How many rows of a strip of other operands go through a register block of A together: all, or
+/// the most that the strip is a multiple of.
+template <class A>
+constexpr int block_rows(int strip_rows) noexcept {
+  int rows = strip_rows;
+  while (rows > tile_sizes<A>::strip_rows || strip_rows % rows != 0) --rows;
+  return rows;
+}
+
 /// Bytes of K and V that a thread packs for itself to use them from L2, where its tiles' rows lie,
 /// too: of the 1 or 2 MiB that server processors with AVX-512 have, or of 512 KiB.
 inline constexpr index_t packed_bytes = FOCUS_HAS_AVX512 ? 640 * 1024 : 320 * 1024;

@@ -235,6 +235,10 @@ struct operand {
   FOCUS_ALWAYS_INLINE static weight_sums<A> weigh_row(int, A shift, A, index_t count, A* row) {
     return {{detail::exponentiate_row(shift, count, row)}};
   }
+  FOCUS_ALWAYS_INLINE static weight_sums<A> weigh_gated_row(int, A shift, index_t count, A* row,
+                                                            const A* gates) {
+    return {{detail::exponentiate_row(shift, count, row, gates)}};
+  }
 
   template <int Rows>
   FOCUS_NOINLINE static void accumulate(const strip_state<A>& strip, const packed_keys<A>& keys,
@@ -292,6 +296,26 @@ struct operand {
     return false;
   }
 };
+
+/// scores[r][slot - base] = query row r . key, as operand<A>::score_slots, for a strip of other
+/// operands: in as many register blocks of these as it takes. base: a multiple of panel.
+template <int Rows, class A>
+void score_strip(const A* query, const packed_keys<A>& keys, index_t base, index_t end, A* scores) {
+  constexpr int block = block_rows<A>(Rows);
+  for (int r = 0; r < Rows; r += block)
+    operand<A>::template score_slots<block>(query + r * tile_sizes<A>::depth_chunk, keys, base, end,
+                                            scores + r * tile_sizes<A>::score_stride);
+}
+
+/// Packs the rows row_of(0) ... row_of(rows - 1) for score_strip of strips of E, whose last may be
+/// filled up further than one of these operands: with the last row again, which nobody asks for.
+template <class E, class A, class RowOf>
+void pack_queries_of_strips(index_t rows, index_t depth, RowOf&& row_of, A* to) {
+  static_assert(tile_sizes<E>::tile_rows <= tile_sizes<A>::padded_rows);
+  const index_t all = std::is_same_v<E, A> ? rows : round_up(rows, tile_sizes<E>::strip_rows);
+  operand<A>::pack_queries(
+      all, depth, A{1}, [&](index_t r) { return row_of((std::min)(r, rows - 1)); }, to);
+}
 
 }  // namespace detail
 }  // namespace FOCUS_ABI
