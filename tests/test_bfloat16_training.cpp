@@ -1,5 +1,5 @@
-// Soft gates of what is stored in bfloat16: products of its bits where the instruction set has them,
-// sums of widened elements elsewhere. The same tests hold for both.
+// Soft gates of what is stored in bfloat16: products of its bits where the instruction set has
+// them, sums of widened elements elsewhere. The same tests hold for both.
 #include <array>
 #include <vector>
 

@@ -189,9 +189,9 @@ void run_sparse_attention(const Arguments& args, std::span<const routing_plan> p
 /// went before, so that nothing is computed twice and nothing has to be merged. bfloat16 products:
 /// as attention says. On the way, rows of `out` may hold sums. Memory: for each thread the packed
 /// keys of a run of tiles, and those of the longest list, where there are four kv heads or more a
-/// thread; else a packed copy of K and V (of a key for each of its groups, at most four, where lists
-/// are walked); and the running softmax of each query row where `out` cannot hold it: O((n_q + n_k)
-/// d) a head.
+/// thread; else a packed copy of K and V (of a key for each of its groups, at most four, where
+/// lists are walked); and the running softmax of each query row where `out` cannot hold it:
+/// O((n_q + n_k) d) a head.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, mutable_tensor_like<3> Out,
           mutable_tensor_like<2> Lse = matrix_view<float>, class Exec = serial_executor>
 requires executor<std::remove_reference_t<Exec>>

@@ -2,8 +2,8 @@
 // Where Q, K, V and out are all stored in bfloat16, both products are made of the bits as they are,
 // with sums in float, and only the weights P are rounded to bfloat16.
 //
-// An instruction set adds how queries, keys and values are packed, weigh_row, round_weights, and its
-// products.
+// An instruction set adds how queries, keys and values are packed, weigh_row, round_weights, and
+// its products.
 #pragma once
 
 #include "focus/config.hpp"

@@ -44,8 +44,8 @@ class key_packer {
     packed.head_dim = head_dim_, packed.value_dim = value_dim_;
     return packed;
   }
-  /// The same, from the area's place `place` on: the slots from first_slot on. Both are multiples of
-  /// panel.
+  /// The same, from the area's place `place` on: the slots from first_slot on. Both are multiples
+  /// of panel.
   [[nodiscard]] packed_keys<E> from(const scratch_memory& memory, index_t area, index_t place,
                                     index_t first_slot) const noexcept {
     packed_keys<E> packed = head(memory, area);

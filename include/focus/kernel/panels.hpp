@@ -141,7 +141,8 @@ struct packed_keys {
   /// What is packed begins with this slot, a multiple of panel.
   index_t first_slot = 0;
   /// Where the blocks begin in which a tile takes slots: at whole numbers of blocks from first_slot
-  /// on, so that a row's bits do not depend on the rows beside it; or else where the tile's rows do.
+  /// on, so that a row's bits do not depend on the rows beside it; or else where the tile's rows
+  /// do.
   bool blocks_from_first = false;
 
   /// Has V read where it lies: row 0 is that of first_slot.

@@ -55,8 +55,8 @@ struct tile_sizes {
   /// cache of 512 KiB.
   static constexpr int gradient_keys = 512 / static_cast<int>(sizeof(A));
   /// Steps of the depth between two rows that a product asks for (row_prefetcher). A row of 64
-  /// floats is 4 cache lines: 4 lines every 56 cycles (AVX-512: 28 multiply-adds a step, 2 a cycle),
-  /// or every 48 (AVX2: 12 a step).
+  /// floats is 4 cache lines: 4 lines every 56 cycles (AVX-512: 28 multiply-adds a step, 2 a
+  /// cycle), or every 48 (AVX2: 12 a step).
   static constexpr int prefetch_steps = FOCUS_HAS_AVX512 ? 4 : 8;
   /// Row stride of a strip's scores: one panel more, since a block may begin within a panel, and
   /// odd multiples of a cache line keep the rows in different cache sets.

@@ -220,8 +220,8 @@ class list_order_run {
         saved_.save(memory, args, tile, r, area, head, row[r]);
   }
 
-  // What is to come, so that it is on its way to L2: queries and output rows of the next tile, and a
-  // tile's share of the next list's keys.
+  // What is to come, so that it is on its way to L2: queries and output rows of the next tile, and
+  // a tile's share of the next list's keys.
 
   template <class Arguments>
   void ask_for_queries(const Arguments& args, index_t head, index_t place, index_t end,
