@@ -18,6 +18,10 @@
 #include "focus/soft_gate.hpp"         // all pairs, gated by their routing (training)      Eq. 2
 #include "focus/merge.hpp"             // two partial results over disjoint keys into one
 
+// generation
+#include "focus/kv_cache.hpp"          // keys and values of a growing sequence, by cell
+#include "focus/decode.hpp"            // its last tokens attend to it
+
 // gradients
 #include "focus/centroids_backward.hpp"
 #include "focus/sinkhorn_backward.hpp"

@@ -62,28 +62,34 @@ class key_packer {
   void pack_slots(const scratch_memory& memory, index_t area, const tensor_view<const TK, 3>& k,
                   const tensor_view<const TV, 3>& v, index_t kv_head, index_t first, index_t end,
                   index_t place, TokenOf&& token_of) const {
-    const auto token_at = [&](index_t slot) {
-      return slot < end ? token_of(slot) : index_t{-1};
-    };
+    pack_rows(
+        memory, area, first, end, place,
+        [&](index_t slot) -> const TK* {
+          const index_t token = token_of(slot);
+          return token < 0 ? nullptr : k.row(kv_head, token);
+        },
+        [&](index_t slot) -> const TV* {
+          const index_t token = token_of(slot);
+          return token < 0 ? nullptr : v.row(kv_head, token);
+        });
+  }
+  /// The same for keys from anywhere. key_of(slot), value_of(slot): their rows, or null.
+  template <class KeyOf, class ValueOf>
+  void pack_rows(const scratch_memory& memory, index_t area, index_t first, index_t end,
+                 index_t place, KeyOf&& key_of, ValueOf&& value_of) const {
+    using key_row = decltype(key_of(first));
+    using value_row = decltype(value_of(first));
     for (; first < end; first += panel, place += panel) {
       // The next panel's keys, which may be scattered tokens.
       for (index_t slot = first + panel; slot < (std::min)(first + 2 * panel, end); ++slot) {
-        const index_t token = token_of(slot);
-        if (token < 0) continue;
-        detail::prefetch_row(k.row(kv_head, token), head_dim_);
-        detail::prefetch_row(v.row(kv_head, token), value_dim_);
+        detail::prefetch_row(key_of(slot), head_dim_);
+        detail::prefetch_row(value_of(slot), value_dim_);
       }
       operand<E>::pack_key_panel(
-          [&](int c) -> const TK* {
-            const index_t token = token_at(first + c);
-            return token < 0 ? nullptr : k.row(kv_head, token);
-          },
+          [&](int c) -> key_row { return first + c < end ? key_of(first + c) : nullptr; },
           head_dim_, keys(memory, area) + place * packed_keys<E>::packed_depth(head_dim_));
       nonfinite(memory, area)[place / panel] = operand<E>::pack_value_panel(
-          [&](int c) -> const TV* {
-            const index_t token = token_at(first + c);
-            return token < 0 ? nullptr : v.row(kv_head, token);
-          },
+          [&](int c) -> value_row { return first + c < end ? value_of(first + c) : nullptr; },
           value_dim_, place, packed_keys<E>::value_stride(slots_), values(memory, area));
     }
   }

@@ -65,6 +65,40 @@ FOCUS_ALWAYS_INLINE void copy_elements(const A* from, index_t count, A* to) noex
   for (; c < count; ++c) to[c] = from[c];
 }
 
+/// Of a row's running softmax, what is not its accumulator: its maximum, in units of log2, the sum of
+/// its weights, and that of the weights by which values were multiplied.
+template <class A>
+struct row_softmax {
+  A top, sum, norm;
+};
+
+/// The output row of a running softmax, acc / norm, into `out`; zeros when nothing was seen.
+template <class A, class T>
+void finish_row(const A* acc, const row_softmax<A>& row, index_t value_dim, T* out) {
+  constexpr int lanes = vec<A>::width;
+  const vec<A> factor = vec<A>::broadcast(A{1} / row.norm);
+  index_t c = 0;
+  if (!is_zero(row.sum)) {
+    // Adding 0 turns -0 into 0: a sum that began with underflow may have either sign.
+    for (; c + lanes <= value_dim; c += lanes)
+      detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c, lanes);
+    if (c < value_dim)
+      detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c,
+                             value_dim - c);
+    return;
+  }
+  // A value that came with a weight of 0 may have been infinite: zeros are written, not
+  // multiplied by.
+  for (; c < value_dim; c += lanes)
+    detail::store_narrowed(vec<A>::zero(), out + c, (std::min<index_t>)(lanes, value_dim - c));
+}
+/// The logsumexp of a row that has seen something, natural logarithm.
+template <class A>
+[[nodiscard]] A logsumexp(const row_softmax<A>& row) {
+  // A row of NaN scores alone never raises its maximum, but its sum is NaN.
+  return is_nan(row.sum) ? row.sum : (row.top + std::log2(row.sum)) * ln_2<A>;
+}
+
 /// Running softmax of up to tile_rows query rows, in the scratch memory of one worker.
 template <class E>
 class query_tile : operand<E>::scope {
@@ -163,31 +197,11 @@ class query_tile : operand<E>::scope {
   /// Output row r, acc / sum, into `out`; zeros when nothing was seen.
   template <class T>
   void finish_row(index_t r, T* out) const {
-    constexpr int lanes = tile_sizes<E>::lanes;
-    const A* acc = acc_ + r * acc_stride_;
-    const bool nothing_seen = sees_nothing(r);
-    const vec<A> factor = vec<A>::broadcast(A{1} / sum_[r + norm_at]);
-    index_t c = 0;
-    if (!nothing_seen) {
-      // Adding 0 turns -0 into 0: a sum that began with underflow may have either sign.
-      for (; c + lanes <= value_dim_; c += lanes)
-        detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c, lanes);
-      if (c < value_dim_)
-        detail::store_narrowed(fma(vec<A>::load(acc + c), factor, vec<A>::zero()), out + c,
-                               value_dim_ - c);
-      return;
-    }
-    // A value that came with a weight of 0 may have been infinite: zeros are written, not
-    // multiplied by.
-    for (; c < value_dim_; c += lanes)
-      detail::store_narrowed(vec<A>::zero(), out + c, (std::min<index_t>)(lanes, value_dim_ - c));
+    detail::finish_row(acc_ + r * acc_stride_, softmax(r), value_dim_, out);
   }
   [[nodiscard]] bool sees_nothing(index_t r) const noexcept { return is_zero(sum_[r]); }
   /// The logsumexp of a row that has seen something, natural logarithm.
-  [[nodiscard]] A logsumexp(index_t r) const {
-    // A row of NaN scores alone never raises its maximum, but its sum is NaN.
-    return is_nan(sum_[r]) ? sum_[r] : (top_[r] + std::log2(sum_[r])) * ln_2<A>;
-  }
+  [[nodiscard]] A logsumexp(index_t r) const { return detail::logsumexp(softmax(r)); }
 
   /// Its logsumexp less that of the same row in `part`, a sum over some of the same keys, at least
   /// one. The maxima cancel before anything is rounded: small differences keep their accuracy.
@@ -195,16 +209,17 @@ class query_tile : operand<E>::scope {
     return ((top_[r] - part.top_[r]) + (std::log2(sum_[r]) - std::log2(part.sum_[r]))) * ln_2<A>;
   }
 
-  /// Of a row's running softmax, what is not its accumulator: its maximum and its sums.
-  struct row_softmax {
-    A top, sum, norm;
-  };
-  /// Puts the running softmax of row r aside, for another tile to go on from. acc: [value_dim].
-  void save_row(index_t r, A* acc, row_softmax& rest) const noexcept {
-    detail::copy_elements(acc_ + r * acc_stride_, value_dim_, acc);
-    rest = {top_[r], sum_[r], sum_[r + norm_at]};
+  /// The running softmax of row r but for its accumulator.
+  [[nodiscard]] row_softmax<A> softmax(index_t r) const noexcept {
+    return {top_[r], sum_[r], sum_[r + norm_at]};
   }
-  void restore_row(index_t r, const A* acc, const row_softmax& rest) noexcept {
+  [[nodiscard]] const A* accumulator(index_t r) const noexcept { return acc_ + r * acc_stride_; }
+  /// Puts the running softmax of row r aside, for another tile to go on from. acc: [value_dim].
+  void save_row(index_t r, A* acc, row_softmax<A>& rest) const noexcept {
+    detail::copy_elements(acc_ + r * acc_stride_, value_dim_, acc);
+    rest = softmax(r);
+  }
+  void restore_row(index_t r, const A* acc, const row_softmax<A>& rest) noexcept {
     detail::copy_elements(acc, value_dim_, acc_ + r * acc_stride_);
     top_[r] = rest.top;
     sum_[r] = rest.sum;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstdint>
 
 #include "focus/config.hpp"
 #include "focus/kernel/simd.hpp"
@@ -126,7 +127,29 @@ struct keys_without_shared_group {
   }
 };
 
-static_assert(hiding_rules<no_rules> && hiding_rules<keys_met_before> &&
+/// Each key is marked by the queries that see it; each query has some rows of the tile.
+struct keys_of_other_queries {
+  const std::uint64_t* seen_by;  // [slots], a bit for each query
+  index_t rows_a_query;
+
+  template <int Rows, class A>
+  bool hide(index_t first_row, index_t base, index_t count, A* scores) const noexcept {
+    for (index_t r = 0; r < Rows; ++r, scores += tile_sizes<A>::score_stride)
+      hide_by_groups<hidden_keys::disjoint>(seen_by + base, bit_of(first_row + r), count, scores);
+    return true;
+  }
+  [[nodiscard]] bool hides(index_t row, index_t slot) const noexcept {
+    return (seen_by[slot] & bit_of(row)) == 0;
+  }
+
+ private:
+  /// Rows that fill up the last strip have the bit of no query, or of any.
+  [[nodiscard]] std::uint64_t bit_of(index_t row) const noexcept {
+    return std::uint64_t{1} << (row / rows_a_query & 63);
+  }
+};
+
+static_assert(hiding_rules<keys_of_other_queries> && hiding_rules<no_rules> && hiding_rules<keys_met_before> &&
               hiding_rules<keys_without_shared_group>);
 
 }  // namespace detail

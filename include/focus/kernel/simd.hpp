@@ -74,8 +74,10 @@ concept vector_of = requires(V a, V b, V c, A x, const A* from, A* to, const std
 };
 static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
 
-// What the layer in use may lack: vectors of bfloat16 and float16 that are widened at once, vectors
-// of floats that are narrowed to bfloat16 at once; where a lookup is fast, nearest_eighth(x) of
+// What the layer in use may lack: vectors of bfloat16, float16 and 8-bit numbers that are widened at
+// once, vectors of floats that are narrowed to bfloat16 at once; add_lanes(x), the sum of each of
+// `width` vectors in the lane of its number, where that is less than a transposition; where a lookup
+// is fast, nearest_eighth(x) of
 // floats: n / 8 next to x, |x| <= 127, and 2^(n / 8); and where stores can be masked,
 //   store_edges(p, begin, end, count, x)               as fill_edges, where it returns true
 //   store_where_groups<Meeting>(p, sets, with, count, x)
@@ -84,6 +86,8 @@ static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
 // A function of somebody else's is not meant by these names.
 void load_bfloat16() = delete;
 void load_float16() = delete;
+void load_int8() = delete;
+void add_lanes() = delete;
 void store_bfloat16() = delete;
 void nearest_eighth() = delete;
 void store_edges() = delete;

@@ -225,6 +225,22 @@ FOCUS_ALWAYS_INLINE void transpose(avx2_double (&r)[4]) noexcept {
   r[3].v = _mm256_permute2f128_pd(b, d, 0x31);
 }
 
+/// The sum of each of 8 vectors, in the lane of its number: as a transposition that adds up on the
+/// way.
+FOCUS_ALWAYS_INLINE avx2_float add_lanes(const avx2_float (&x)[8]) noexcept {
+  const __m256 low =
+      _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
+  const __m256 high =
+      _mm256_hadd_ps(_mm256_hadd_ps(x[4].v, x[5].v), _mm256_hadd_ps(x[6].v, x[7].v));
+  return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                        _mm256_permute2f128_ps(low, high, 0x31))};
+}
+
+/// 8 numbers of 8 bits as floats.
+inline avx2_float load_int8(const void* p, avx2_float*) noexcept {
+  const __m128i bits = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bits))};
+}
 /// 8 bfloat16 patterns as floats.
 inline avx2_float load_bfloat16(const void* p, avx2_float*) noexcept {
   const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));

@@ -286,6 +286,33 @@ FOCUS_ALWAYS_INLINE void transpose(avx512_double (&r)[8]) noexcept {
   });
 }
 
+/// The sum of each of 16 vectors, in the lane of its number: as a transposition that adds up on the
+/// way.
+FOCUS_ALWAYS_INLINE avx512_float add_lanes(const avx512_float (&x)[16]) noexcept {
+  __m512 quad[4];
+  static_for<4>([&](auto q) FOCUS_LAMBDA_INLINE {
+    constexpr int i = 4 * q();
+    const __m512 low = _mm512_add_ps(_mm512_unpacklo_ps(x[i].v, x[i + 1].v),
+                                     _mm512_unpackhi_ps(x[i].v, x[i + 1].v));
+    const __m512 high = _mm512_add_ps(_mm512_unpacklo_ps(x[i + 2].v, x[i + 3].v),
+                                      _mm512_unpackhi_ps(x[i + 2].v, x[i + 3].v));
+    // Of each 128-bit lane the sums of vectors i ... i + 3.
+    quad[q] =
+        _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+  });
+  const __m512 first = _mm512_add_ps(_mm512_shuffle_f32x4(quad[0], quad[1], 0x44),
+                                     _mm512_shuffle_f32x4(quad[0], quad[1], 0xee));
+  const __m512 second = _mm512_add_ps(_mm512_shuffle_f32x4(quad[2], quad[3], 0x44),
+                                      _mm512_shuffle_f32x4(quad[2], quad[3], 0xee));
+  return {_mm512_add_ps(_mm512_shuffle_f32x4(first, second, 0x88),
+                        _mm512_shuffle_f32x4(first, second, 0xdd))};
+}
+
+/// 16 numbers of 8 bits as floats.
+inline avx512_float load_int8(const void* p, avx512_float*) noexcept {
+  const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits))};
+}
 /// 16 bfloat16 patterns as floats.
 inline avx512_float load_bfloat16(const void* p, avx512_float*) noexcept {
   const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));

@@ -3,6 +3,7 @@
 
 #include <arm_neon.h>
 #include <cstdint>
+#include <cstring>
 
 #include "focus/config.hpp"
 #include "focus/kernel/unroll.hpp"
@@ -178,6 +179,18 @@ FOCUS_ALWAYS_INLINE void transpose(neon_double (&r)[2]) noexcept {
   r[0].v = low;
 }
 
+/// The sum of each of 4 vectors, in the lane of its number.
+FOCUS_ALWAYS_INLINE neon_float add_lanes(const neon_float (&x)[4]) noexcept {
+  return {vpaddq_f32(vpaddq_f32(x[0].v, x[1].v), vpaddq_f32(x[2].v, x[3].v))};
+}
+
+/// 4 numbers of 8 bits as floats; not one byte more is read.
+inline neon_float load_int8(const void* p, neon_float*) noexcept {
+  std::uint32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(bits)));
+  return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)))};
+}
 /// 4 bfloat16 patterns as floats.
 inline neon_float load_bfloat16(const void* p, neon_float*) noexcept {
   return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(static_cast<const std::uint16_t*>(p)), 16))};

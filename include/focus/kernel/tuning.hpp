@@ -137,6 +137,37 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
 };
 #endif
 
+/// Sizes of few_rows, the step of decode. What it takes from memory, 4 to 8 bytes a cycle, leaves
+/// it time: sums of products are enough to hide the latency of an addition, and rows share a key
+/// once it is widened.
+template <class A>
+struct few_rows_sizes {
+  /// Sums of products at a time, of rows x keys (4 x 4, 2 x 8 or 1 x 16), whole vectors of lanes
+  /// to be added up:
+  ///   AVX-512, NEON  16 + at most 8 keys + 1 query = 25 of 32 registers
+  ///   AVX2, generic   8 + at most 4 keys + 1 query = 13 of 16
+  static constexpr int sums = FOCUS_HAS_AVX512 || FOCUS_HAS_NEON ? 16 : 8;
+  static_assert(sums % vec<A>::width == 0);
+  /// Vectors of the values that up to 4 rows take at a time: 16 (8) sums + 4 (2) values + 1 weight.
+  static constexpr int value_vectors = sums / 4;
+  /// Keys between two looks at the running maximum. Their K and V (32 KiB at d = 64 and 4 bytes)
+  /// stay close from the scores to the sums of values, and those of the next block are on their way
+  /// to L2: with 128 and 256 keys, whose rows come in longer bursts, decode reads 3 and 10% less a
+  /// second.
+  static constexpr int block_keys = 64;
+  static constexpr int score_stride = block_keys + sums;
+};
+/// Rows of a kv head (queries x the query heads that share it) up to which keys are read where they
+/// are; more are worth packing them: packing costs as much as some 16 rows, and bfloat16 products
+/// as stored as 8.
+template <class E>
+inline constexpr index_t most_few_rows = sizeof(E) == 2 ? 7 : 16;
+/// Pages of 8 keys in a task of decode: the sums of a task, read again when they are added up, are
+/// 1 KiB for 4 rows of 64, the keys 128 KiB (8 bits) to 512 KiB (float).
+inline constexpr index_t split_pages = 128;
+/// The same where keys are packed for many rows, and tasks from which on nothing is split.
+inline constexpr index_t packed_split_pages = 512, enough_tasks = 64;
+
 /// How many rows of a strip of other operands go through a register block of A together: all, or
 /// the most that the strip is a multiple of.
 template <class A>

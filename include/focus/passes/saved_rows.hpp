@@ -20,14 +20,13 @@ namespace detail {
 template <class E>
 class saved_rows {
   using A = accumulator_t<E>;
-  using row_softmax = typename query_tile<E>::row_softmax;
 
  public:
   /// areas: one for each head that is computed at a time. in_out: whether accumulators are left in
   /// place.
   saved_rows(scratch_plan& scratch, index_t areas, index_t n_q, index_t value_dim, bool in_out)
       : n_q_(n_q), value_dim_(value_dim) {
-    rest_ = scratch.add<row_softmax>(areas * n_q);
+    rest_ = scratch.add<row_softmax<A>>(areas * n_q);
     acc_ = scratch.add<A>(in_out ? 0 : areas * n_q * value_dim);
   }
 
@@ -66,8 +65,8 @@ class saved_rows {
   }
 
   index_t n_q_, value_dim_;
-  scratch_array<row_softmax> rest_;  // [areas][n_q]
-  scratch_array<A> acc_;             // [areas][n_q][value_dim]
+  scratch_array<row_softmax<A>> rest_;  // [areas][n_q]
+  scratch_array<A> acc_;                // [areas][n_q][value_dim]
 };
 
 }  // namespace detail

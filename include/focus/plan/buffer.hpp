@@ -1,4 +1,4 @@
-// A growing array that keeps its memory, for what a routing plan owns.
+// A growing array that keeps its memory, for what routing plans and caches own.
 #pragma once
 
 #include <cstddef>
@@ -64,20 +64,20 @@ class buffer {
 
   /// Appends, growing by doubling.
   void push_back(const T& value) {
-    if (size_ == capacity_) {
-      buffer larger;
-      larger.resize(capacity_ < 16 ? 32 : 2 * capacity_);
-      if (size_ > 0)
-        std::memcpy(larger.data(), data(), static_cast<std::size_t>(size_) * sizeof(T));
-      larger.size_ = size_;
-      swap(larger);
-    }
+    if (size_ == capacity_) grow(capacity_ < 16 ? 32 : 2 * capacity_);
     data()[size_++] = value;
   }
+  /// Room for `size` elements, by doubling at least: push_back allocates nothing until then.
+  void reserve(index_t size) {
+    if (size > capacity_) grow(size > 2 * capacity_ ? size : 2 * capacity_);
+  }
+  void pop_back() noexcept { --size_; }
 
   [[nodiscard]] T* data() noexcept { return memory_.get(); }
   [[nodiscard]] const T* data() const noexcept { return memory_.get(); }
   [[nodiscard]] index_t size() const noexcept { return size_; }
+  [[nodiscard]] index_t capacity() const noexcept { return capacity_; }
+  [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] T& operator[](index_t i) noexcept { return data()[i]; }
   [[nodiscard]] const T& operator[](index_t i) const noexcept { return data()[i]; }
   [[nodiscard]] T* begin() noexcept { return data(); }
@@ -92,6 +92,14 @@ class buffer {
   struct deleter {
     void operator()(T* p) const noexcept { ::operator delete(p); }
   };
+  void grow(index_t capacity) {
+    buffer larger;
+    larger.resize(capacity);
+    if (size_ > 0) std::memcpy(larger.data(), data(), static_cast<std::size_t>(size_) * sizeof(T));
+    larger.size_ = size_;
+    swap(larger);
+  }
+
   std::unique_ptr<T, deleter> memory_;
   index_t size_ = 0, capacity_ = 0;
 };
