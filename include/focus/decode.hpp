@@ -7,6 +7,7 @@
 
 #include "focus/checks/decode_arguments.hpp"
 #include "focus/config.hpp"
+#include "focus/decode_sequence.hpp"
 #include "focus/kv_cache.hpp"
 #include "focus/options.hpp"
 #include "focus/parallel.hpp"

@@ -8,6 +8,7 @@
 
 #include "focus/reference/attention.hpp"
 #include "focus/reference/attention_backward.hpp"
+#include "focus/reference/decode.hpp"
 #include "focus/reference/retained_mass.hpp"
 #include "focus/reference/routing.hpp"
 #include "focus/reference/routing_backward.hpp"

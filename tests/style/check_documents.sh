@@ -22,8 +22,8 @@ layer() {
     passes/*) echo 1 ;;
     reference/*) echo 1 ;;
     checks/*) echo 2 ;;
-    routing_plan.hpp) echo 3 ;;
-    plan/*) echo 4 ;;
+    routing_plan.hpp | kv_cache.hpp | decode_sequence.hpp) echo 3 ;;
+    plan/* | cache/*) echo 4 ;;
     kernel/*) echo 5 ;;
     config.hpp | error.hpp | tensor_view.hpp | scalar.hpp | options.hpp | parallel.hpp | centroid_params.hpp) echo 6 ;;
     *) echo 0 ;;
@@ -40,6 +40,7 @@ while IFS= read -r -d '' file; do
       reference/*:passes/* | reference/*:plan/* | reference/*:kernel/*) fail "$header includes $included" ;;
       passes/*:reference/*) fail "$header includes $included" ;;
       plan/*:kernel/tuning.hpp | plan/*:kernel/plain_data.hpp) ;;
+      plan/*:cache/* | cache/*:kernel/*) fail "$header includes $included" ;;
       plan/*:kernel/*) fail "$header includes $included" ;;
     esac
   done < <(sed -n 's|^#include "focus/\(.*\)".*|\1|p' "$file")

@@ -47,6 +47,7 @@ struct row_scales {
 template <cache_storage T>
 class cached_row {
  public:
+  using value_type = T;
   static constexpr bool is_quantised = std::is_same_v<T, std::int8_t>;
   using accumulator = cached_accumulator_t<T>;
 

@@ -2,53 +2,18 @@
 #pragma once
 
 #include <array>
-#include <concepts>
-#include <cstddef>
 #include <span>
 #include <string>
-#include <type_traits>
 
-#include "focus/cache/cached_row.hpp"
 #include "focus/checks/overlap.hpp"
 #include "focus/config.hpp"
+#include "focus/decode_sequence.hpp"
 #include "focus/error.hpp"
 #include "focus/kv_cache.hpp"
-#include "focus/options.hpp"
-#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
 inline namespace FOCUS_ABI {
-
-/// One of many sequences that decode_attention computes in one call: the arguments of a call for it
-/// alone.
-template <class T, class TQ, class TOut = TQ, class TLse = float>
-struct decode_sequence {
-  tensor_view<const TQ, 3> q;               ///< [heads, m, head_dim], the last m positions
-  std::span<const group_mask> query_masks;  ///< [m]
-  const kv_cache<T>* cache = nullptr;
-  tensor_view<TOut, 3> out;    ///< [heads, m, value_dim]
-  matrix_view<TLse> lse = {};  ///< [heads, m] or {}
-
-  using cached_type = T;
-  using accumulator = detail::cached_accumulator_t<T>;
-  static_assert(scalar<TQ> && scalar<TOut> && std::floating_point<TLse>,
-                "focus: q and out are of float, double, focus::bfloat16, focus::float16 or a type "
-                "for which focus::scalar_traits is specialised; lse is of float or double.");
-  static_assert(std::same_as<accumulator, accumulator_t<TQ>> &&
-                    std::same_as<accumulator, accumulator_t<TOut>>,
-                "focus: q, the cache and out must all be double, or all be types whose sums are "
-                "float.");
-
-  /// Everything but lse is stored in bfloat16, of whatever name, and summed in float.
-  static constexpr bool all_bfloat16 = [] {
-    if constexpr (scalar<T>)
-      return std::same_as<accumulator, float> && detail::is_bfloat16<TQ> &&
-             detail::is_bfloat16<T> && detail::is_bfloat16<TOut>;
-    else
-      return false;
-  }();
-};
 
 namespace detail {
 
@@ -64,10 +29,11 @@ void check_decode_sequence(const char* function, const decode_sequence<T, TQ, TO
                   std::string("a number of heads that is a multiple of kv_heads = ") +
                       std::to_string(cache.kv_heads()),
                   heads);
-  require(m <= cache.size(), function, "q",
-          std::string("no more queries than there are tokens in the cache, ") +
-              std::to_string(cache.size()),
-          m);
+  if (m > cache.size())
+    fail_argument(function, "q",
+                  std::string("no more queries than there are tokens in the cache, ") +
+                      std::to_string(cache.size()),
+                  m);
   require_length(s.query_masks.size(), m, function, "query_masks");
   require_shape(s.out, {heads, m, cache.value_dim()}, function, "out");
   require_data(s.q, function, "q");

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "focus/cache/cached_row.hpp"
 #include "focus/config.hpp"
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/operand.hpp"
@@ -67,16 +66,19 @@ FOCUS_ALWAYS_INLINE vec<A> sum_each(array_of<vec<A>, vec<A>::width>& x) {
   }
 }
 
-/// Keys of one kv head: where their rows are.
-template <class T>
+/// Keys of one kv head: where their rows are. Format: how K and V lie in a row, as cached_row.
+template <class Format>
 struct key_rows {
-  const cached_row<T>* format;
+  using value_type = typename Format::value_type;
+  static constexpr bool is_quantised = Format::is_quantised;
+
+  const Format* format;
   const std::byte* const* rows;  // of kv head 0
   index_t head_offset;           // from there to this head's
 
-  [[nodiscard]] const std::byte* row(index_t key) const noexcept { return rows[key] + head_offset; }
-  [[nodiscard]] const T* key(index_t key) const noexcept { return format->key(row(key)); }
-  [[nodiscard]] const T* value(index_t key) const noexcept { return format->value(row(key)); }
+  [[nodiscard]] const std::byte* row(index_t j) const noexcept { return rows[j] + head_offset; }
+  [[nodiscard]] const value_type* key(index_t j) const noexcept { return format->key(row(j)); }
+  [[nodiscard]] const value_type* value(index_t j) const noexcept { return format->value(row(j)); }
 };
 
 /// Scratch memory of few_rows, of all workers.
@@ -153,8 +155,8 @@ class few_rows {
 
   /// Adds `count` keys to the running softmax.
   /// @param seen_by  null, or of each key the rows that see it: bit r / rows_a_query for row r
-  template <class T>
-  void attend(const key_rows<T>& keys, index_t count, const std::uint64_t* seen_by,
+  template <class Keys>
+  void attend(const Keys& keys, index_t count, const std::uint64_t* seen_by,
               index_t rows_a_query, A softcap) {
     for (index_t first = 0; first < count; first += sizes::block_keys)
       attend_block(keys, first, (std::min<index_t>)(sizes::block_keys, count - first), count,
@@ -168,14 +170,14 @@ class few_rows {
   }
 
  private:
-  template <class T>
-  void attend_block(const key_rows<T>& keys, index_t first, index_t count, index_t all,
+  template <class Keys>
+  void attend_block(const Keys& keys, index_t first, index_t count, index_t all,
                     const std::uint64_t* seen_by, index_t rows_a_query, A softcap) {
     const index_t padded = round_up(count, lanes);
     for_rows(0, rows_, [&](auto rows, index_t r) {
       score<rows()>(keys, first, count, r == 0 ? all : 0, r);
     });
-    if constexpr (cached_row<T>::is_quantised) scale_scores(keys, first, count);
+    if constexpr (Keys::is_quantised) scale_scores(keys, first, count);
     for (index_t r = 0; r < rows_; ++r) {
       A* const row = scores_ + r * stride;
       if (softcap > 0) cap(row, count, softcap);
@@ -185,7 +187,7 @@ class few_rows {
             seen_by, std::uint64_t{1} << static_cast<int>(r / rows_a_query), count, row);
       weigh(r, padded);
     }
-    if constexpr (cached_row<T>::is_quantised) scale_weights(padded);
+    if constexpr (Keys::is_quantised) scale_weights(padded);
     if (seen_by == nullptr) {
       for_rows(0, rows_, [&](auto rows, index_t r) {
         accumulate<rows(), false>(keys, first, count, r == 0 ? all : 0, nullptr, 0, r);
@@ -222,9 +224,10 @@ class few_rows {
 
   /// Scores of rows r ... with keys first ... Asks on the way for rows that come a block later,
   /// up to `all`.
-  template <int Rows, class T>
-  FOCUS_NOINLINE void score(const key_rows<T>& keys, index_t first, index_t count, index_t all,
+  template <int Rows, class Keys>
+  FOCUS_NOINLINE void score(const Keys& keys, index_t first, index_t count, index_t all,
                             index_t r) {
+    using T = typename Keys::value_type;
     constexpr int sums = sizes::sums, at_once = sums / Rows;
     const A* const query = queries_ + r * depth_;
     for (index_t j = 0; j < count; j += at_once) {
@@ -292,12 +295,12 @@ class few_rows {
   }
 
   /// Of 8-bit numbers: scores times the scales of their keys; those of values for scale_weights.
-  template <class T>
-  void scale_scores(const key_rows<T>& keys, index_t first, index_t count) {
+  template <class Keys>
+  void scale_scores(const Keys& keys, index_t first, index_t count) {
     A *const key_scale = scales_, *const value_scale = scales_ + stride;
     const index_t padded = round_up(count, lanes);
     for (index_t j = 0; j < padded; ++j) {
-      const row_scales s = keys.format->scales(keys.row(first + (std::min)(j, count - 1)));
+      const auto s = keys.format->scales(keys.row(first + (std::min)(j, count - 1)));
       key_scale[j] = s.key;
       value_scale[j] = s.value;
     }
@@ -317,9 +320,10 @@ class few_rows {
 
   /// acc = rescale * acc + weights * values, for rows r ...; where some keys are hidden, by query
   /// `query`'s bits. Asks for rows as score does.
-  template <int Rows, bool Some, class T>
-  FOCUS_NOINLINE void accumulate(const key_rows<T>& keys, index_t first, index_t count,
+  template <int Rows, bool Some, class Keys>
+  FOCUS_NOINLINE void accumulate(const Keys& keys, index_t first, index_t count,
                                  index_t all, const std::uint64_t* seen_by, int query, index_t r) {
+    using T = typename Keys::value_type;
     constexpr int vectors = sizes::value_vectors;
     const auto columns = [&](auto width, index_t c, auto&& load) FOCUS_LAMBDA_INLINE {
       constexpr int v_count = width();

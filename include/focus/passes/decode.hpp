@@ -333,7 +333,7 @@ class decode_run {
       rows.begin(job.queries * group, query_factor(score_), [&](index_t r) {
         return s.q.row(kv * group + r % group, queries.order[r / group]);
       });
-      const key_rows<T> keys{&cache_access::row(*s.cache), list.rows,
+      const key_rows<cached_row<T>> keys{&cache_access::row(*s.cache), list.rows,
                              kv * store_of(job.sequence).head_bytes()};
       rows.attend(keys, list.size, list.all_see_all ? nullptr : list.queries, group,
                   score_.softcap);
@@ -377,7 +377,7 @@ class decode_run {
              queries.order[r / heads]);
   }
 
-  void pack(const scratch_memory& memory, const key_rows<T>& keys, index_t count,
+  void pack(const scratch_memory& memory, const key_rows<cached_row<T>>& keys, index_t count,
             index_t worker) const {
     if constexpr (cached_row<T>::is_quantised) {
       const scratch_block own = lists_.of(memory, worker);
