@@ -115,6 +115,13 @@ inline __m512i widen_unsigned(__m256i v) {
   return y.as<__m512i>();
 }
 
+inline __m512i widen_signed(__m128i v) {
+  const auto x = lanes<std::int8_t, 16>::of(v);
+  lanes<std::int32_t, 16> y;
+  for (int i = 0; i < 16; ++i) y.lane[i] = x.lane[i];
+  return y.as<__m512i>();
+}
+
 inline __m256i lower_halves(__m512i v) {
   const auto x = lanes<std::uint32_t, 16>::of(v);
   lanes<std::uint16_t, 16> y;
@@ -189,6 +196,8 @@ V load_some(unsigned mask, const T* p) {
 #define _mm512_shuffle_f64x2(a, b, selector) focus_test::avx512::shuffle_lanes<selector>(a, b)
 #undef _mm512_cvtepu16_epi32
 #define _mm512_cvtepu16_epi32(v) focus_test::avx512::widen_unsigned(v)
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(v) focus_test::avx512::widen_signed(v)
 #undef _mm512_cvtepi32_epi16
 #define _mm512_cvtepi32_epi16(v) focus_test::avx512::lower_halves(v)
 #undef _mm512_cvtepi32_ps

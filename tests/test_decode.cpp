@@ -41,9 +41,9 @@ focus::tensor_view<T, 3> tokens(const focus::tensor_view<T, 3>& x, index_t first
 /// Appends tokens [first, end) of a problem.
 template <class Cache, class T>
 void append(Cache& cache, const call_inputs<T>& in, index_t first, index_t end) {
-  cache.append(tokens(in.k, first, end), tokens(in.v, first, end),
-               in.key_masks.subspan(static_cast<std::size_t>(first),
-                                    static_cast<std::size_t>(end - first)));
+  cache.append(
+      tokens(in.k, first, end), tokens(in.v, first, end),
+      in.key_masks.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first)));
 }
 
 template <class Storage, class T>
@@ -83,9 +83,8 @@ TEST_CASE("tokens, guesses and blocks of prefill are as in the reference") {
       for (const bool causal : {true, false}) {
         attention_case c = decode_case(m, n);
         c.seed = ++seed;
-        c.pattern = {.causal = causal,
-                     .window = window,
-                     .sink_tokens = static_cast<index_t>(seed % 3)};
+        c.pattern = {
+            .causal = causal, .window = window, .sink_tokens = static_cast<index_t>(seed % 3)};
         c.heads = heads[seed % 5][0], c.kv_heads = heads[seed % 5][1];
         c.d = dims[seed % 8], c.d_v = dims[seed / 2 % 8];
         c.groups = all_groupings[seed % 9];
@@ -170,8 +169,8 @@ TEST_CASE("the same bits however a cache was filled") {
     c.groups = how, c.group_count = 12, c.top_k = 2;
     const problem<float> p(c);
     const answer<float> expected = solve<decode_call>(p);
-    for (const auto& [step, guess] : std::vector<std::array<index_t, 2>>{
-             {1, 0}, {1, 3}, {7, 1}, {129, 200}, {350, 700}}) {
+    for (const auto& [step, guess] :
+         std::vector<std::array<index_t, 2>>{{1, 0}, {1, 3}, {7, 1}, {129, 200}, {350, 700}}) {
       const focus::kv_cache<float> cache = filled_in_steps(p, step, guess);
       answer<float> a(c);
       focus::decode_attention(p.q.view(), p.query_masks, cache, a.out.view(), {}, a.lse.view());
@@ -263,8 +262,8 @@ TEST_CASE("many sequences: the bits of a loop") {
   std::vector<problem<float>> problems;
   std::vector<focus::kv_cache<float>> caches;
   std::uint64_t seed = 50;
-  for (const auto& [m, n] : std::vector<std::array<index_t, 2>>{
-           {1, 1}, {0, 5}, {1, 3000}, {40, 300}, {5, 6}, {2, 64}}) {
+  for (const auto& [m, n] :
+       std::vector<std::array<index_t, 2>>{{1, 1}, {0, 5}, {1, 3000}, {40, 300}, {5, 6}, {2, 64}}) {
     attention_case c = decode_case(m, n);
     c.seed = ++seed;
     problems.emplace_back(c);
@@ -335,9 +334,7 @@ TEST_CASE("bad arguments are refused before anything is written") {
   CHECK(refusal("q", [&] { call(view(q.data(), {4, 31, 16}), masks, out, lse); }) == "");
   CHECK(refusal("query_masks", [&] { call(q, masks.first(1), out, lse); }) == "");
   CHECK(refusal("out", [&] { call(q, masks, tokens(out, 0, 1), lse); }) == "");
-  CHECK(refusal("out", [&] {
-          call(view(out.data(), {4, 2, 16}), masks, out, lse);
-        }) == "");
+  CHECK(refusal("out", [&] { call(view(out.data(), {4, 2, 16}), masks, out, lse); }) == "");
   CHECK(refusal("lse", [&] {
           call(q, masks, out, focus::matrix_view<float>(lse.data(), {4, 1}));
         }) == "");

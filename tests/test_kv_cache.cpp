@@ -52,8 +52,8 @@ focus::tensor_view<T, 3> tokens(const focus::tensor_view<T, 3>& x, index_t first
 template <class Cache, class T, class... Exec>
 void append(Cache& cache, const token_rows<T>& rows, index_t first, index_t end, Exec&&... exec) {
   cache.append(tokens(rows.k.view(), first, end), tokens(rows.v.view(), first, end),
-               std::span(rows.masks).subspan(static_cast<std::size_t>(first),
-                                             static_cast<std::size_t>(end - first)),
+               std::span(rows.masks)
+                   .subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first)),
                exec...);
 }
 
@@ -253,9 +253,7 @@ TEST_CASE("bad arguments are refused") {
   CHECK(refusal("size", [&] { cache.truncate(4); }) == "");
   token_rows<> read(2, 3, 4, 5);
   read.masks.resize(3);
-  CHECK(refusal("first", [&] {
-          cache.read(-1, read.k.view(), read.v.view(), read.masks);
-        }) == "");
+  CHECK(refusal("first", [&] { cache.read(-1, read.k.view(), read.v.view(), read.masks); }) == "");
   CHECK(refusal("masks", [&] { cache.read(1, read.k.view(), read.v.view(), read.masks); }) == "");
   CHECK(holds(cache, rows, 3));
 }

@@ -57,8 +57,8 @@ void decode_attention(const Q& q, const Masks& query_masks, const kv_cache<T>& c
                       const score_options& score = {}, Lse&& lse = {}, Exec&& exec = {}) {
   constexpr const char* name = "decode_attention";
   const decode_sequence<T, detail::element_of<Q>, detail::element_of<Out>, detail::element_of<Lse>>
-      sequence{detail::as_const_view(q), detail::as_span(query_masks), &cache,
-               detail::as_view(out), detail::as_view(lse)};
+      sequence{detail::as_const_view(q), detail::as_span(query_masks), &cache, detail::as_view(out),
+               detail::as_view(lse)};
   detail::check_decode_sequence(name, sequence);
   detail::validate(score, name);
   detail::run_decode(std::span(&sequence, 1), score, detail::any_executor(exec));

@@ -1,4 +1,5 @@
-// The keys and values of a sequence that grows token by token, by cell: what decode_attention reads.
+// The keys and values of a sequence that grows token by token, by cell: what decode_attention
+// reads.
 #pragma once
 
 #include <algorithm>

@@ -83,6 +83,18 @@ double call(const Executor& exec, const Wrap& wrap = {}) {
                                       output(2), output(3), dgates, {}, {}, {}, exec);
   focus::merge_attention_states(output(0), lse, output(0), lse, output(1), lse, exec);
   kept += focus::retained_mass_loss(x, x, gates, gates, dgates, {}, {}, {}, {}, exec);
+  focus::kv_cache<Element> cache(1, d, d, {.window = 2});
+  cache.append(x, x, masks, exec);
+  focus::decode_attention(x, masks, cache, output(0), {}, lse, exec);
+  focus::decode_sequence<Element, Element, Element, sum> sequence;
+  sequence.cache = &cache;
+  sequence.q = focus::tensor_view<const Element, 3>(data.data(), {1, n, d});
+  sequence.query_masks = mask_data;
+  sequence.out = focus::tensor_view<Element, 3>(outputs.data(), {1, n, d});
+  focus::decode_attention(std::span(&sequence, 1), {}, exec);
+  cache.read(0, output(0), output(1), masks);
+  cache.truncate(n - 1);
+  kept += static_cast<double>(cache.size());
   kept += static_cast<double>(focus::by_head(data.data(), {n, 1, d}).extent(0));
 
   focus::reference::centroid_scores(hidden, router, s, exec);
@@ -104,6 +116,10 @@ double call(const Executor& exec, const Wrap& wrap = {}) {
   focus::reference::soft_gate_attention_backward(x, x, x, gates, gates, {}, output(0), lse, x, lse,
                                                  output(1), output(2), output(3), dgates, {}, {},
                                                  {}, exec);
+  cache.append(wrap(focus::tensor_view<const Element, 3>(data.data(), {1, 1, d})),
+               wrap(focus::tensor_view<const Element, 3>(data.data(), {1, 1, d})),
+               std::span(mask_data).first(1));
+  focus::reference::decode_attention(x, masks, cache, output(0), {}, lse, exec);
   focus::reference::merge_attention_states(output(0), lse, output(0), lse, output(1), lse, exec);
   kept += focus::reference::retained_mass_loss(x, x, gates, gates, dgates, {}, {}, {}, {}, exec);
   return kept;

@@ -209,6 +209,25 @@ void check_attention(const std::vector<focus::group_mask>& masks, tensor<2>& ass
                                                 lse);
         });
 
+  // All rows over a cache of all tokens, then the last of them, as a step of generation has it.
+  focus::kv_cache<float> cache(kv_heads, head_dim, value_dim, pattern);
+  cache.append(k.view(), v.view(), masks, threads);
+  compare(
+      "decode_attention",
+      [&](auto out, auto lse) {
+        focus::decode_attention(q.view(), masks, cache, out, {}, lse, threads);
+      },
+      [&](auto out, auto lse) {
+        focus::reference::sparse_attention(q.view(), k.view(), v.view(), masks, masks, pattern, out,
+                                           {}, lse);
+      });
+  tensor<3> last({heads, 2, head_dim}), step({heads, 2, value_dim}, false),
+      expected_step({heads, 2, value_dim}, false);
+  const auto last_masks = std::span(masks).last(2);
+  focus::decode_attention(last.view(), last_masks, cache, step.view(), {}, {}, threads);
+  focus::reference::decode_attention(last.view(), last_masks, cache, expected_step.view());
+  check(step.close_to(expected_step), "decode_attention of two tokens");
+
   // Rows that see nothing: zeros and -infinity, to the bit, and neutral when merged.
   tensor<3> empty({heads, tokens, value_dim}, false), other({heads, tokens, value_dim}, false),
       merged({heads, tokens, value_dim}, false);

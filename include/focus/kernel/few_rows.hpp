@@ -156,8 +156,8 @@ class few_rows {
   /// Adds `count` keys to the running softmax.
   /// @param seen_by  null, or of each key the rows that see it: bit r / rows_a_query for row r
   template <class Keys>
-  void attend(const Keys& keys, index_t count, const std::uint64_t* seen_by,
-              index_t rows_a_query, A softcap) {
+  void attend(const Keys& keys, index_t count, const std::uint64_t* seen_by, index_t rows_a_query,
+              A softcap) {
     for (index_t first = 0; first < count; first += sizes::block_keys)
       attend_block(keys, first, (std::min<index_t>)(sizes::block_keys, count - first), count,
                    seen_by == nullptr ? nullptr : seen_by + first, rows_a_query, softcap);
@@ -174,9 +174,8 @@ class few_rows {
   void attend_block(const Keys& keys, index_t first, index_t count, index_t all,
                     const std::uint64_t* seen_by, index_t rows_a_query, A softcap) {
     const index_t padded = round_up(count, lanes);
-    for_rows(0, rows_, [&](auto rows, index_t r) {
-      score<rows()>(keys, first, count, r == 0 ? all : 0, r);
-    });
+    for_rows(0, rows_,
+             [&](auto rows, index_t r) { score<rows()>(keys, first, count, r == 0 ? all : 0, r); });
     if constexpr (Keys::is_quantised) scale_scores(keys, first, count);
     for (index_t r = 0; r < rows_; ++r) {
       A* const row = scores_ + r * stride;
@@ -321,8 +320,8 @@ class few_rows {
   /// acc = rescale * acc + weights * values, for rows r ...; where some keys are hidden, by query
   /// `query`'s bits. Asks for rows as score does.
   template <int Rows, bool Some, class Keys>
-  FOCUS_NOINLINE void accumulate(const Keys& keys, index_t first, index_t count,
-                                 index_t all, const std::uint64_t* seen_by, int query, index_t r) {
+  FOCUS_NOINLINE void accumulate(const Keys& keys, index_t first, index_t count, index_t all,
+                                 const std::uint64_t* seen_by, int query, index_t r) {
     using T = typename Keys::value_type;
     constexpr int vectors = sizes::value_vectors;
     const auto columns = [&](auto width, index_t c, auto&& load) FOCUS_LAMBDA_INLINE {

@@ -149,8 +149,8 @@ struct keys_of_other_queries {
   }
 };
 
-static_assert(hiding_rules<keys_of_other_queries> && hiding_rules<no_rules> && hiding_rules<keys_met_before> &&
-              hiding_rules<keys_without_shared_group>);
+static_assert(hiding_rules<keys_of_other_queries> && hiding_rules<no_rules> &&
+              hiding_rules<keys_met_before> && hiding_rules<keys_without_shared_group>);
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

@@ -74,11 +74,11 @@ concept vector_of = requires(V a, V b, V c, A x, const A* from, A* to, const std
 };
 static_assert(vector_of<vec<float>, float> && vector_of<vec<double>, double>);
 
-// What the layer in use may lack: vectors of bfloat16, float16 and 8-bit numbers that are widened at
-// once, vectors of floats that are narrowed to bfloat16 at once; add_lanes(x), the sum of each of
-// `width` vectors in the lane of its number, where that is less than a transposition; where a lookup
-// is fast, nearest_eighth(x) of
-// floats: n / 8 next to x, |x| <= 127, and 2^(n / 8); and where stores can be masked,
+// What the layer in use may lack: vectors of bfloat16, float16 and 8-bit numbers that are widened
+// at once, vectors of floats that are narrowed to bfloat16 at once; add_lanes(x), the sum of each
+// of `width` vectors in the lane of its number, where that is less than a transposition; where a
+// lookup is fast, nearest_eighth(x) of floats: n / 8 next to x, |x| <= 127, and 2^(n / 8); and
+// where stores can be masked,
 //   store_edges(p, begin, end, count, x)               as fill_edges, where it returns true
 //   store_where_groups<Meeting>(p, sets, with, count, x)
 //                                   p[l] = x for l < count <= width where sets[l] & with is not 0,

@@ -228,8 +228,7 @@ FOCUS_ALWAYS_INLINE void transpose(avx2_double (&r)[4]) noexcept {
 /// The sum of each of 8 vectors, in the lane of its number: as a transposition that adds up on the
 /// way.
 FOCUS_ALWAYS_INLINE avx2_float add_lanes(const avx2_float (&x)[8]) noexcept {
-  const __m256 low =
-      _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
+  const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
   const __m256 high =
       _mm256_hadd_ps(_mm256_hadd_ps(x[4].v, x[5].v), _mm256_hadd_ps(x[6].v, x[7].v));
   return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),

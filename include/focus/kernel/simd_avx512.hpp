@@ -297,8 +297,7 @@ FOCUS_ALWAYS_INLINE avx512_float add_lanes(const avx512_float (&x)[16]) noexcept
     const __m512 high = _mm512_add_ps(_mm512_unpacklo_ps(x[i + 2].v, x[i + 3].v),
                                       _mm512_unpackhi_ps(x[i + 2].v, x[i + 3].v));
     // Of each 128-bit lane the sums of vectors i ... i + 3.
-    quad[q] =
-        _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+    quad[q] = _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
   });
   const __m512 first = _mm512_add_ps(_mm512_shuffle_f32x4(quad[0], quad[1], 0x44),
                                      _mm512_shuffle_f32x4(quad[0], quad[1], 0xee));

@@ -128,7 +128,9 @@ class decode_run {
     const index_t job_count = plan_jobs(memory);
     // A short list of pages is sooner found than threads are sent for it.
     constexpr index_t enough_jobs = 16;
-    const auto find_pages = [&](index_t job, index_t) { find_pages_of(memory, jobs[job]); };
+    const auto find_pages = [&](index_t job, index_t) {
+      find_pages_of(memory, jobs[job]);
+    };
     if (job_count < enough_jobs)
       for (index_t job = 0; job < job_count; ++job) find_pages(job, 0);
     else
@@ -142,8 +144,7 @@ class decode_run {
       splits += jobs[j].splits;
       few = few && shape_of(jobs[j].sequence).few;
     }
-    const bool heads_together =
-        few && (workers_ <= 1 || splits >= tasks_a_worker * workers_);
+    const bool heads_together = few && (workers_ <= 1 || splits >= tasks_a_worker * workers_);
     index_t tasks = 0, most_parts = 0;
     for (index_t j = 0; j < job_count; ++j) {
       const decode_shape shape = shape_of(jobs[j].sequence);
@@ -324,9 +325,8 @@ class decode_run {
                   index_t split, index_t first_head, index_t end_head, index_t worker) const {
     const Sequence& s = sequence(job.sequence);
     const query_chunk queries = queries_of(memory, job);
-    const seen_keys list =
-        list_keys(memory, job, queries, split * job.split_pages,
-                  (std::min)((split + 1) * job.split_pages, job.pages), worker);
+    const seen_keys list = list_keys(memory, job, queries, split * job.split_pages,
+                                     (std::min)((split + 1) * job.split_pages, job.pages), worker);
     const index_t group = shape.group();
     few_rows<A> rows(memory, few_rows_, worker);
     for (index_t kv = first_head; kv < end_head; ++kv) {
@@ -334,7 +334,7 @@ class decode_run {
         return s.q.row(kv * group + r % group, queries.order[r / group]);
       });
       const key_rows<cached_row<T>> keys{&cache_access::row(*s.cache), list.rows,
-                             kv * store_of(job.sequence).head_bytes()};
+                                         kv * store_of(job.sequence).head_bytes()};
       rows.attend(keys, list.size, list.all_see_all ? nullptr : list.queries, group,
                   score_.softcap);
       for (index_t r = 0; r < rows.rows(); ++r)
@@ -344,8 +344,8 @@ class decode_run {
   }
 
   /// A task: one split for some query heads of a kv head, whose keys are packed block by block.
-  void attend_packed(const scratch_memory& memory, const decode_job& job,
-                     const decode_shape& shape, index_t split, index_t part, index_t worker) const {
+  void attend_packed(const scratch_memory& memory, const decode_job& job, const decode_shape& shape,
+                     index_t split, index_t part, index_t worker) const {
     const Sequence& s = sequence(job.sequence);
     const query_chunk queries = queries_of(memory, job);
     const index_t kv = part / shape.head_parts();
@@ -362,8 +362,8 @@ class decode_run {
       const seen_keys list =
           list_keys(memory, job, queries, page, (std::min)(page + packed_pages, end), worker);
       if (list.size == 0) continue;
-      pack(memory, {&cache_access::row(*s.cache), list.rows,
-                    kv * store_of(job.sequence).head_bytes()},
+      pack(memory,
+           {&cache_access::row(*s.cache), list.rows, kv * store_of(job.sequence).head_bytes()},
            list.size, worker);
       for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, list.size};
       const packed_keys<E> keys = packer_.head(memory, worker);

@@ -25,7 +25,7 @@ struct query_chunk {
   const group_mask* masks;  // of all queries of the call
   const index_t* order;     // [count] which of them these are
   index_t count;
-  index_t first_position;  // of query 0 of the call
+  index_t first_position;    // of query 0 of the call
   index_t earliest, latest;  // positions among these
 
   query_chunk(const group_mask* query_masks, const index_t* queries, index_t query_count,
@@ -50,8 +50,7 @@ struct query_chunk {
   /// Those whose groups meet `mask`.
   [[nodiscard]] std::uint64_t meeting(group_mask key_mask) const noexcept {
     std::uint64_t bits = 0;
-    for (index_t i = 0; i < count; ++i)
-      bits |= std::uint64_t{(mask(i) & key_mask) != 0} << i;
+    for (index_t i = 0; i < count; ++i) bits |= std::uint64_t{(mask(i) & key_mask) != 0} << i;
     return bits;
   }
 };
@@ -140,16 +139,14 @@ inline void list_seen_keys(const cell_store& store, const resolved_pattern& patt
   const auto causal = [&](index_t key) {
     if (!pattern.causal || key <= chunk.earliest) return all;
     std::uint64_t bits = 0;
-    for (index_t i = 0; i < chunk.count; ++i)
-      bits |= std::uint64_t{key <= chunk.position(i)} << i;
+    for (index_t i = 0; i < chunk.count; ++i) bits |= std::uint64_t{key <= chunk.position(i)} << i;
     return bits;
   };
   // In the bulk of the pages positions do not matter: no key is hidden by causality, and none is
   // local to anyone, or groups alone, or the window alone, let all queries see all keys.
   const index_t shown_before = pattern.causal ? chunk.earliest + 1 : pattern.n_k;
   const index_t distant_before =
-      pattern.window < 0 ? shown_before
-                         : (std::min)(shown_before, chunk.earliest - pattern.window);
+      pattern.window < 0 ? shown_before : (std::min)(shown_before, chunk.earliest - pattern.window);
   const bool group_shows_all = !mixed && meeting == all;
   const auto is_bulk = [&](index_t begin, index_t end) {
     if (end > shown_before) return false;

@@ -35,8 +35,8 @@ void decode_attention(const Q& q, const Masks& query_masks, const kv_cache<T>& c
   constexpr const char* function = "reference::decode_attention";
   using real = typename kv_cache<T>::accumulator;
   const decode_sequence<T, detail::element_of<Q>, detail::element_of<Out>, detail::element_of<Lse>>
-      sequence{detail::as_const_view(q), detail::as_span(query_masks), &cache,
-               detail::as_view(out), detail::as_view(lse)};
+      sequence{detail::as_const_view(q), detail::as_span(query_masks), &cache, detail::as_view(out),
+               detail::as_view(lse)};
   detail::check_decode_sequence(function, sequence);
   detail::validate(score, function);
   const index_t heads = cache.kv_heads(), n = cache.size();
