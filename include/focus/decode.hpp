@@ -33,9 +33,9 @@ inline constexpr bool is_decode_sequence<decode_sequence<T, TQ, TOut, TLse>> = t
 ///   out_i = sum_j softmax_j(s_ij) v_j,   s_ij = softcap(scale * q_i . k_j),   (i, j) allowed
 ///
 /// @param q     [heads, m, head_dim], any strides but the last; heads is a multiple of the cache's
-///              kv_heads: query head h reads kv head h / (heads / kv_heads). m = 1 is a token; m > 1
-///              a block of prefill, or a guess (speculative decoding), of which truncate takes back
-///              what does not hold. Another type than the cache's is welcome.
+///              kv_heads: query head h reads kv head h / (heads / kv_heads). m = 1 is a token,
+///              m > 1 a block of prefill, or a guess (speculative decoding), of which truncate
+///              takes back what does not hold. Another type than the cache's is welcome.
 /// @param query_masks  [m] the groups of each query; a router with masks of its own for queries may
 ///              give others than those that were appended
 /// @param cache K, V and masks; not changed, so that calls may run at the same time
@@ -67,9 +67,9 @@ void decode_attention(const Q& q, const Masks& query_masks, const kv_cache<T>& c
 /// The same for many sequences, each with a cache of its own: a step of an engine in one call. The
 /// same bits as a loop of calls, but threads share out all keys of all sequences.
 ///
-/// @param sequences  decode_sequence of one type (std::span, std::vector, ...), that agree in heads,
-///                   kv_heads, head_dim and value_dim; m and what is cached may differ. Their
-///                   outputs may not overlap.
+/// @param sequences  decode_sequence of one type (std::span, std::vector, ...), that agree in
+///                   heads, kv_heads, head_dim and value_dim; m and what is cached may differ.
+///                   Their outputs may not overlap.
 template <class Sequences, class Exec = serial_executor>
 requires(detail::is_decode_sequence<detail::span_element_of<const Sequences>>&& executor<
          std::remove_reference_t<Exec>>) void decode_attention(const Sequences& sequences,

@@ -65,8 +65,8 @@ FOCUS_ALWAYS_INLINE void copy_elements(const A* from, index_t count, A* to) noex
   for (; c < count; ++c) to[c] = from[c];
 }
 
-/// Of a row's running softmax, what is not its accumulator: its maximum, in units of log2, the sum of
-/// its weights, and that of the weights by which values were multiplied.
+/// Of a row's running softmax, what is not its accumulator: its maximum, in units of log2, the sum
+/// of its weights, and that of the weights by which values were multiplied.
 template <class A>
 struct row_softmax {
   A top, sum, norm;
