@@ -16,6 +16,7 @@
 
 #include <focus/kernel/exp2.hpp>
 #include <focus/kernel/simd.hpp>
+#include <focus/tensor_view.hpp>
 
 #include "timing.hpp"
 
@@ -89,6 +90,34 @@ inline double measure_bandwidth() {
     for (const vec& s : sum) total += reduce_add(s);
     asm volatile("" : : "m"(total));
   });
+}
+
+/// Bytes a second that the threads of an executor read together, by the wall clock.
+template <class Exec>
+double measure_bandwidth(Exec& exec) {
+  using vec = focus::detail::vec<float>;
+  constexpr std::size_t part = std::size_t{4} << 20, lanes = static_cast<std::size_t>(vec::width);
+  constexpr focus::index_t parts = 16;
+  static const std::vector<float> x(part * static_cast<std::size_t>(parts), 1.0f);
+  const auto read = [](focus::index_t p, focus::index_t) {
+    const float* const from = x.data() + static_cast<std::size_t>(p) * part;
+    vec sum[8];
+    for (vec& s : sum) s = vec::zero();
+    for (std::size_t i = 0; i < part; i += 8 * lanes)
+      focus::detail::static_for<8>([&](auto u) {
+        sum[u] = sum[u] + vec::load(from + i + static_cast<std::size_t>(u) * lanes);
+      });
+    float total = 0;
+    for (const vec& s : sum) total += reduce_add(s);
+    asm volatile("" : : "m"(total));
+  };
+  double best = 0;
+  for (int tries = 0; tries < 3; ++tries) {
+    const stopwatch time(false);
+    exec.parallel_for(parts, read);
+    best = (std::max)(best, static_cast<double>(x.size()) * sizeof(float) / time.seconds());
+  }
+  return best;
 }
 
 /// Operations a second of the AMX tile product of bf16 (16 x 32 by 32 x 16, sums in float), on
