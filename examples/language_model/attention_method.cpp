@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <focus/attention.hpp>
-#include <focus/route.hpp>
 #include <focus/sparse_attention.hpp>
 
 #include "stopwatch.hpp"
@@ -37,27 +36,15 @@ void attention_runner::operator()(const attention_call& call) {
 }
 
 void attention_runner::run_focus(const attention_call& call) {
-  const router& router = *method_.router;
-  const layer_router& layer = router.layers[static_cast<std::size_t>(call.layer)];
-  auto exec = focus::with_workspace(pool_, workspace_);
-  const auto n = static_cast<std::size_t>(call.hidden.extent(0));
-  const auto route = [&](const token_router& by, int k, std::vector<focus::group_mask>& masks) {
-    masks.resize(n);
-    focus::route(call.hidden, by.params(router.metric), by.potentials(), k, masks,
-                 {.temperature = router.temperature}, exec);
-  };
-
-  route(layer.query, method_.k.query, query_masks_);
-  const bool shared = !layer.key && method_.k.key == method_.k.query;
-  if (shared) {
-    plan_.rebuild(query_masks_, method_.pattern);
-  } else {
-    route(layer.for_keys(), method_.k.key, key_masks_);
-    plan_.rebuild(query_masks_, key_masks_, method_.pattern);
-  }
-  focus::sparse_attention(call.q, call.k, call.v, plan_, call.out, {}, {}, exec);
+  masks_.route(*method_.router, call.layer, method_.k, call.hidden, workspace_, pool_);
+  if (masks_.shared())
+    plan_.rebuild(masks_.query(), method_.pattern);
+  else
+    plan_.rebuild(masks_.query(), masks_.key(), method_.pattern);
+  focus::sparse_attention(call.q, call.k, call.v, plan_, call.out, {}, {},
+                          focus::with_workspace(pool_, workspace_));
   pairs_ += static_cast<double>(plan_.allowed_pairs());
-  if (on_masks_) on_masks_(call.layer, query_masks_, shared ? query_masks_ : key_masks_);
+  if (on_masks_) on_masks_(call.layer, masks_.query(), masks_.key());
 }
 
 }  // namespace language_model

@@ -11,14 +11,9 @@
 
 #include "model.hpp"
 #include "router_file.hpp"
+#include "token_masks.hpp"
 
 namespace language_model {
-
-/// Groups kept a token: its k best as a query, and as a key.
-struct top_k {
-  int query = 1;
-  int key = 1;
-};
 
 struct attention_method {
   enum class kind { full, windowed, focus };
@@ -56,7 +51,7 @@ class attention_runner {
   masks_function on_masks_;
   focus::workspace workspace_;
   focus::routing_plan plan_;
-  std::vector<focus::group_mask> query_masks_, key_masks_;
+  token_masks masks_;
   double seconds_ = 0, pairs_ = 0, causal_pairs_ = 0;
 };
 

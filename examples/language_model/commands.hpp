@@ -7,6 +7,7 @@
 namespace language_model {
 
 void run_perplexity(const perplexity_options& options);
+void run_generate(const generate_options& options);
 void run_calibrate(const calibrate_options& options);
 void run_train(const train_options& options);
 void run_groups(const groups_options& options);

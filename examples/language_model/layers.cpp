@@ -43,36 +43,39 @@ void swiglu(matrix& gate, const matrix& up, thread_pool& pool) {
   });
 }
 
-void rotary_embedding::prepare(index_t tokens) {
-  if (cosines_.rows() >= tokens) return;
-  cosines_.resize(tokens, dimensions_ / 2);
-  sines_.resize(tokens, dimensions_ / 2);
+void rotary_embedding::prepare(index_t positions) {
+  if (cosines_.rows() >= positions) return;
+  // Generation asks for one position more each time.
+  positions = std::max(positions, 2 * cosines_.rows());
+  cosines_.resize(positions, dimensions_ / 2);
+  sines_.resize(positions, dimensions_ / 2);
   for (index_t i = 0; i < dimensions_ / 2; ++i) {
     const double frequency =
         std::pow(base_, -2.0 * static_cast<double>(i) / static_cast<double>(dimensions_));
-    for (index_t t = 0; t < tokens; ++t) {
+    for (index_t t = 0; t < positions; ++t) {
       cosines_(t, i) = static_cast<float>(std::cos(static_cast<double>(t) * frequency));
       sines_(t, i) = static_cast<float>(std::sin(static_cast<double>(t) * frequency));
     }
   }
 }
 
-void rotary_embedding::apply(matrix& x, index_t head_dim, thread_pool& pool) {
-  rotate(x, head_dim, 1, pool);
+void rotary_embedding::apply(matrix& x, index_t head_dim, thread_pool& pool, index_t first) {
+  rotate(x, head_dim, 1, pool, first);
 }
 
 void rotary_embedding::apply_backward(matrix& x, index_t head_dim, thread_pool& pool) {
-  rotate(x, head_dim, -1, pool);
+  rotate(x, head_dim, -1, pool, 0);
 }
 
-void rotary_embedding::rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool) {
-  prepare(x.rows());
+void rotary_embedding::rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool,
+                              index_t position) {
+  prepare(position + x.rows());
   for_row_chunks(x.rows(), pool, [&](index_t first, index_t rows) {
     for (index_t t = first; t < first + rows; ++t)
       for (index_t head = 0; head < x.cols(); head += head_dim) {
         float* pair = &x(t, head);
         for (index_t i = 0; i < dimensions_ / 2; ++i, pair += 2) {
-          const float c = cosines_(t, i), s = direction * sines_(t, i);
+          const float c = cosines_(position + t, i), s = direction * sines_(position + t, i);
           const float a = pair[0], b = pair[1];
           pair[0] = a * c - b * s;
           pair[1] = a * s + b * c;

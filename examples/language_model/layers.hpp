@@ -50,14 +50,14 @@ class rotary_embedding {
  public:
   rotary_embedding(index_t dimensions, double base) : dimensions_(dimensions), base_(base) {}
 
-  /// Rotates the rows of x, [tokens, heads * head_dim]; row t stands at position t.
-  void apply(matrix& x, index_t head_dim, thread_pool& pool);
+  /// Rotates the rows of x, [tokens, heads * head_dim]; row t stands at position first + t.
+  void apply(matrix& x, index_t head_dim, thread_pool& pool, index_t first = 0);
   /// The gradient on its way back, in place: the same by the negative angle.
   void apply_backward(matrix& x, index_t head_dim, thread_pool& pool);
 
  private:
-  void rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool);
-  void prepare(index_t tokens);
+  void rotate(matrix& x, index_t head_dim, float direction, thread_pool& pool, index_t position);
+  void prepare(index_t positions);
 
   index_t dimensions_;
   double base_;

@@ -24,10 +24,12 @@ void for_row_chunks(index_t rows, thread_pool& pool, Body&& body) {
 
 /// Calls body(first_row, rows, first_output, outputs) for all tiles of a matrix product: large
 /// enough that packing both operands costs little beside multiplying them, small enough to keep
-/// many threads busy.
+/// many threads busy. Of a token or a few, which pack nothing, tiles are narrow: each thread is to
+/// read its share of the weights.
 template <class Body>
 void for_product_tiles(index_t rows, index_t outputs, thread_pool& pool, Body&& body) {
-  constexpr index_t tile_rows = 256, tile_outputs = 512;
+  constexpr index_t tile_rows = 256, few_rows = 8;
+  const index_t tile_outputs = rows <= few_rows ? 64 : 512;
   const index_t tiles_across = ceil_div(outputs, tile_outputs);
   pool.parallel_for(ceil_div(rows, tile_rows) * tiles_across, [&](index_t task, index_t) {
     const index_t row = task / tiles_across * tile_rows;

@@ -204,7 +204,8 @@ void forward_pass::embed(std::span<const token_id> tokens, matrix& stream) const
   }
 }
 
-void forward_pass::layer(index_t l, matrix& stream, const attention_function& attend) {
+void forward_pass::layer(index_t l, matrix& stream, const attention_function& attend,
+                         index_t first) {
   const layer_weights& weights = model_.layer(l);
   const model_config& config = model_.config();
   const index_t tokens = stream.rows();
@@ -213,8 +214,8 @@ void forward_pass::layer(index_t l, matrix& stream, const attention_function& at
   linear(normalised_, weights.query, query_, pool_);
   linear(normalised_, weights.key, key_, pool_);
   linear(normalised_, weights.value, value_, pool_);
-  rotary_.apply(query_, config.head_dim, pool_);
-  rotary_.apply(key_, config.head_dim, pool_);
+  rotary_.apply(query_, config.head_dim, pool_, first);
+  rotary_.apply(key_, config.head_dim, pool_, first);
   attended_.resize(tokens, config.heads * config.head_dim);
 
   attend({.layer = l,
@@ -230,6 +231,12 @@ void forward_pass::layer(index_t l, matrix& stream, const attention_function& at
   linear(normalised_, weights.up, up_, pool_);
   swiglu(gate_, up_, pool_);
   add_linear(gate_, weights.down, stream, pool_);
+}
+
+void forward_pass::next_token_logits(const matrix& stream, matrix& logits) {
+  const matrix last = stream.bottomRows(1);
+  rms_norm(last, model_.output_norm(), model_.config().rms_epsilon, normalised_, pool_);
+  linear(normalised_, model_.output(), logits, pool_);
 }
 
 double forward_pass::negative_log_likelihood(const matrix& stream,

@@ -85,8 +85,12 @@ class forward_pass {
   /// the model lacks.
   void embed(std::span<const token_id> tokens, matrix& stream) const;
 
-  /// Adds one layer's attention and feed-forward part to the residual stream.
-  void layer(index_t l, matrix& stream, const attention_function& attend);
+  /// Adds one layer's attention and feed-forward part to the residual stream, whose row t stands at
+  /// position first + t.
+  void layer(index_t l, matrix& stream, const attention_function& attend, index_t first = 0);
+
+  /// logits [vocabulary] of the token that follows the residual stream's last row.
+  void next_token_logits(const matrix& stream, matrix& logits);
 
   /// Sum over t of the negative log-likelihood (natural logarithm) of tokens[t + 1] after the
   /// residual stream's row t.

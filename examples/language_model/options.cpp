@@ -91,6 +91,67 @@ void add_text(CLI::App& command, text_options& options) {
   command.add_option("--text", options.texts, "Text file")->required()->expected(1);
 }
 
+void add_cache(CLI::App& command, std::string& cache) {
+  command.add_option("--cache", cache, "What KV caches keep: 8 bits come with a scale a row")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "int8"}))
+      ->capture_default_str();
+}
+
+void add_generate(CLI::App& app, std::optional<generate_options>& chosen, generate_options& o) {
+  CLI::App* command =
+      app.add_subcommand("generate", "Goes on with a text, over KV caches that Focus orders");
+  add_common(*command, o.common);
+  auto* const prompt = command->add_option("--prompt", o.prompt, "The text to go on with");
+  auto* const file = command->add_option("--prompt-file", o.prompt_file, "A file with that text");
+  prompt->excludes(file);
+  command->add_option("--prompt-tokens", o.prompt_tokens, "Tokens of it that are taken; 0: all")
+      ->transform(number_within(index_t{0}, many))
+      ->capture_default_str();
+  auto* const chat = command->add_flag(
+      "--chat", o.chat, "The prompt is a message to the assistant, in the model's chat template");
+  command->add_option("--system", o.system, "System message in the place of the template's own")
+      ->needs(chat);
+  command->add_option("--attention", o.attention, "full, window (and sinks), or focus")
+      ->check(CLI::IsMember({"full", "window", "focus"}))
+      ->capture_default_str();
+  command->add_option("--router", o.router, "Router file, for --attention focus");
+  command->add_option("--top-k", o.top_k, "Groups each token keeps; as query and as key: 2:1")
+      ->capture_default_str();
+  command->add_option("--window", o.window, "w: keys with i - j <= w are always visible")
+      ->transform(number_within(focus::no_window, many))
+      ->capture_default_str();
+  command->add_option("--sinks", o.sinks, "First tokens that are always visible")
+      ->transform(number_within(index_t{0}, many))
+      ->capture_default_str();
+  command->add_option("--layers", o.layers, "Layers that use window or Focus, as of perplexity")
+      ->capture_default_str();
+  add_cache(*command, o.cache);
+  command->add_option("--tokens,-n", o.tokens, "Tokens to make, at most")
+      ->transform(number_within(index_t{0}, many))
+      ->capture_default_str();
+  command->add_option("--block", o.block, "Tokens of the prompt that go in at a time")
+      ->transform(number_within(index_t{1}, many))
+      ->capture_default_str();
+  command
+      ->add_option("--temperature", o.temperature,
+                   "Of the distribution that tokens are drawn from; 0: the most likely one")
+      ->transform(number_within(0.0f, 100.0f))
+      ->capture_default_str();
+  command->add_option("--top-p", o.top_p, "Share of it that the tokens have that may be drawn")
+      ->transform(number_within(0.0f, 1.0f))
+      ->capture_default_str();
+  command->add_option("--seed", o.seed, "Seed of what is drawn")
+      ->transform(number_within(std::uint64_t{0}, std::numeric_limits<std::uint64_t>::max()))
+      ->capture_default_str();
+  command->add_flag("--ignore-end", o.ignore_end, "Goes on behind the end of the text");
+  command->add_flag("--quiet", o.quiet, "Says nothing about time and memory");
+  command->callback([&chosen, &o] {
+    if (o.prompt.empty() && o.prompt_file.empty()) refuse("--prompt or --prompt-file is needed");
+    if (o.attention == "focus" && o.router.empty()) refuse("--attention focus needs --router");
+    chosen = o;
+  });
+}
+
 void add_perplexity(CLI::App& app, std::optional<perplexity_options>& chosen,
                     perplexity_options& o) {
   CLI::App* command = app.add_subcommand(
@@ -129,7 +190,16 @@ void add_perplexity(CLI::App& app, std::optional<perplexity_options>& chosen,
   command->add_option("--json", o.json, "Writes the table to this file too, for machines");
   command->add_option("--masks-out", o.masks,
                       "Writes each token's groups to this safetensors file");
-  command->callback([&chosen, &o] { chosen = o; });
+  command
+      ->add_option("--cached", o.cached,
+                   "Tokens go through KV caches, so many at a time, as in generation; 0: no caches")
+      ->transform(number_within(index_t{0}, many))
+      ->capture_default_str();
+  add_cache(*command, o.cache);
+  command->callback([&chosen, &o] {
+    if (o.cached > 0 && !o.masks.empty()) refuse("--masks-out: not with --cached");
+    chosen = o;
+  });
 }
 
 void add_calibrate(CLI::App& app, std::optional<calibrate_options>& chosen, calibrate_options& o) {
@@ -276,6 +346,7 @@ void add_tokens(CLI::App& app, std::optional<tokens_options>& chosen, tokens_opt
 command_line parse_command_line(int argc, const char* const* argv) {
   command_line result;
   perplexity_options perplexity;
+  generate_options generate;
   calibrate_options calibrate;
   train_options train;
   groups_options groups;
@@ -284,6 +355,7 @@ command_line parse_command_line(int argc, const char* const* argv) {
                program);
   app.require_subcommand(1);
   add_perplexity(app, result.perplexity, perplexity);
+  add_generate(app, result.generate, generate);
   add_calibrate(app, result.calibrate, calibrate);
   add_train(app, result.train, train);
   add_groups(app, result.groups, groups);

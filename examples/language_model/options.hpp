@@ -50,6 +50,29 @@ struct perplexity_options {
   std::string layers = "all";
   std::string json;
   std::string masks;
+  index_t cached = 0;  // tokens a block; 0: no caches
+  std::string cache = "f32";
+};
+
+struct generate_options {
+  common_options common;
+  std::string prompt, prompt_file;
+  index_t prompt_tokens = 0;  // 0: all
+  bool chat = false;
+  std::string system;  // empty: the template's
+  std::string attention = "full";
+  std::string router;
+  std::string top_k = "1";
+  index_t window = 128;
+  index_t sinks = 1;
+  std::string layers = "all";
+  std::string cache = "f32";
+  index_t tokens = 128;
+  index_t block = 512;
+  float temperature = 0;
+  float top_p = 1;
+  std::uint64_t seed = 1;
+  bool ignore_end = false, quiet = false;
 };
 
 struct train_options {
@@ -83,6 +106,7 @@ struct tokens_options {
 /// The command that was asked for: one of the members is set.
 struct command_line {
   std::optional<perplexity_options> perplexity;
+  std::optional<generate_options> generate;
   std::optional<calibrate_options> calibrate;
   std::optional<train_options> train;
   std::optional<groups_options> groups;

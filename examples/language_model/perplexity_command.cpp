@@ -10,6 +10,7 @@
 
 #include "calibrate.hpp"
 #include "commands.hpp"
+#include "generation.hpp"
 #include "loaded_model.hpp"
 #include "progress.hpp"
 #include "safetensors.hpp"
@@ -161,14 +162,29 @@ class perplexity_table {
     for (std::size_t w = 0; w < windows_.size(); ++w) {
       progress_.show(r.name + ": window " + std::to_string(w + 1) + " of " +
                      std::to_string(windows_.size()));
-      loss += pass.negative_log_likelihood(windows_[w], std::ref(runner));
+      loss += options_.cached > 0 ? cached_likelihood(r, windows_[w])
+                                  : pass.negative_log_likelihood(windows_[w], std::ref(runner));
       predictions += static_cast<index_t>(windows_[w].size()) - 1;
     }
     progress_.show("");
     r.total_seconds = time.seconds();
     r.perplexity = std::exp(loss / static_cast<double>(predictions));
+    if (options_.cached > 0) {
+      r.pairs /= static_cast<double>(windows_.size());
+      return;
+    }
     r.pairs = runner.pairs();
     r.attention_seconds = runner.seconds();
+  }
+
+  /// That of a window whose tokens go through caches; adds its pairs and its time to the row.
+  double cached_likelihood(row& r, std::span<const token_id> window) {
+    growing_sequence sequence(loaded_.model, r.method, parse_cache_type(options_.cache),
+                              loaded_.pool);
+    const double loss = sequence.negative_log_likelihood(window, options_.cached);
+    r.pairs += sequence.caches().pairs();
+    r.attention_seconds += sequence.caches().seconds();
+    return loss;
   }
 
   attention_runner::masks_function recorder(recorded_masks& masks) const {

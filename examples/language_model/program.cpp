@@ -34,6 +34,7 @@ void finish_output() {
 void run_command(const command_line& command) {
   require_output();
   if (command.perplexity) run_perplexity(*command.perplexity);
+  if (command.generate) run_generate(*command.generate);
   if (command.calibrate) run_calibrate(*command.calibrate);
   if (command.train) run_train(*command.train);
   if (command.groups) run_groups(*command.groups);

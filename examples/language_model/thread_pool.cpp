@@ -5,6 +5,18 @@
 
 namespace language_model {
 
+namespace {
+
+/// Returns as soon as done() is true, or after some tens of microseconds.
+template <class Done>
+void look_a_while(Done&& done) {
+  constexpr int looks = 300;
+  for (int look = 0; look < looks && !done(); ++look)
+    if (look % 16 == 15) std::this_thread::yield();
+}
+
+}  // namespace
+
 thread_pool::thread_pool(index_t threads) {
   threads_.reserve(static_cast<std::size_t>(std::max<index_t>(threads - 1, 0)));
   for (index_t worker = 1; worker < threads; ++worker)
@@ -36,6 +48,7 @@ void thread_pool::run(index_t tasks, void* context, invoke_function invoke) {
   }
   if (!alone) loop_begins_.notify_all();
   work(0);
+  look_a_while([this] { return busy_ == 0; });
   std::unique_lock lock(mutex_);
   loop_ends_.wait(lock, [this] { return busy_ == 0; });
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -57,6 +70,9 @@ void thread_pool::wait_for_loops(index_t worker) {
   std::uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
+    lock.unlock();
+    look_a_while([&] { return loop_ != seen; });
+    lock.lock();
     loop_begins_.wait(lock, [&] { return stopping_ || loop_ != seen; });
     if (stopping_) return;
     seen = loop_;

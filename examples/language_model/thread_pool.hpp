@@ -14,7 +14,9 @@ namespace language_model {
 
 using focus::index_t;
 
-/// A fixed set of threads that hand out the tasks of one loop at a time, one by one. It is an
+/// A fixed set of threads that hand out the tasks of one loop at a time, one by one. Between loops
+/// they look for the next one a while before they sleep: generation has hundreds of short ones a
+/// token. It is an
 /// executor in the sense of focus/parallel.hpp. Loops are not nested: a body does not call
 /// parallel_for.
 class thread_pool {
@@ -57,8 +59,8 @@ class thread_pool {
 
   std::mutex mutex_;
   std::condition_variable loop_begins_, loop_ends_;
-  std::uint64_t loop_ = 0;
-  index_t busy_ = 0;
+  std::atomic<std::uint64_t> loop_ = 0;
+  std::atomic<index_t> busy_ = 0;
   bool stopping_ = false;
   std::exception_ptr error_;
 

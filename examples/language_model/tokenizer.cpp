@@ -219,6 +219,12 @@ void tokenizer::encode_word(std::string_view word, std::vector<token_id>& out) c
   for (std::size_t i = 0; i != none; i = symbols[i].next) out.push_back(symbols[i].id);
 }
 
+std::optional<token_id> tokenizer::find(std::string_view spelling) const {
+  for (std::size_t i = 0; i < bytes_.size(); ++i)
+    if (bytes_[i] == spelling) return static_cast<token_id>(i);
+  return std::nullopt;
+}
+
 std::string tokenizer::decode(std::span<const token_id> tokens) const {
   std::string text;
   for (const token_id token : tokens) text += bytes(token);

@@ -34,6 +34,9 @@ class tokenizer {
   [[nodiscard]] const std::string& bytes(token_id token) const {
     return bytes_[static_cast<std::size_t>(token)];
   }
+  /// The token that is spelled so; for tokens that encode never makes of a text, as those of
+  /// control.
+  [[nodiscard]] std::optional<token_id> find(std::string_view spelling) const;
   [[nodiscard]] std::string decode(std::span<const token_id> tokens) const;
   [[nodiscard]] std::size_t vocabulary() const noexcept { return bytes_.size(); }
 

@@ -52,6 +52,30 @@ TEST_CASE("options: a command with all that it takes") {
   CHECK(o.masks == "k");
 }
 
+TEST_CASE("options: generation") {
+  const command_line command = parse({"generate", "--model", "m", "--prompt", "p", "--attention",
+                                      "focus", "--router", "r", "--temperature", "0.5", "--top-p",
+                                      "0.9", "--seed", "7", "-n", "9", "--cache", "bf16"});
+  REQUIRE(command.generate);
+  CHECK(command.generate->router == "r");
+  CHECK(command.generate->tokens == 9);
+  CHECK(command.generate->seed == 7);
+  CHECK(command.generate->cache == "bf16");
+  CHECK(contains(message_of({"generate", "--model", "m"}).text, "--prompt"));
+  CHECK(contains(
+      message_of({"generate", "--model", "m", "--prompt", "p", "--attention", "focus"}).text,
+      "--router"));
+  CHECK(contains(message_of({"generate", "--model", "m", "--prompt", "p", "--system", "s"}).text,
+                 "--chat"));
+  CHECK(
+      contains(message_of({"generate", "--model", "m", "--prompt", "p", "--prompt-file", "f"}).text,
+               "--prompt"));
+  CHECK(contains(
+      message_of({"perplexity", "--model", "m", "--text", "t", "--cached", "4", "--masks-out", "k"})
+          .text,
+      "--masks-out"));
+}
+
 TEST_CASE("options: defaults") {
   const command_line command = parse({"perplexity", "--model", "m", "--text", "t"});
   REQUIRE(command.perplexity);

@@ -97,6 +97,13 @@ struct workshop {
         with_windows({"groups", "--router", router.path()}),
         with_windows({"train", "--groups", "2", "--dimensions", "4", "--steps", "1", "--rows", "8",
                       "-o", trained.path()}),
+        {"generate", "--model", model.path(), "--prompt", "the the", "-n", "3", "--threads", "1",
+         "--ignore-end"},
+        {"generate",    "--model",  model.path(), "--prompt-file", text.path(),   "--prompt-tokens",
+         "40",          "-n",       "3",          "--attention",   "focus",       "--router",
+         router.path(), "--window", "4",          "--cache",       "int8",        "--temperature",
+         "1",           "--top-p",  "0.9",        "--quiet",       "--ignore-end"},
+        with_windows({"perplexity", "--windows", "1", "--router", router.path(), "--cached", "9"}),
         command({"tokens"}),
         {"--help"},
         {"perplexity", "--help"}};

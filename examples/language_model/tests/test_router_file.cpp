@@ -288,11 +288,13 @@ TEST_CASE("safetensors: data follow one another from the first byte to the last"
     std::string header;
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       const auto [begin, end] = ranges[i];
-      header += (header.empty() ? "" : ",") + ("\"t" + std::to_string(i)) +
-                R"(":{"dtype":"U8","shape":[)" + std::to_string(end - begin) +
-                R"(],"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+      if (!header.empty()) header += ',';
+      header.append("\"t").append(std::to_string(i));
+      header.append(R"(":{"dtype":"U8","shape":[)").append(std::to_string(end - begin));
+      header.append(R"(],"data_offsets":[)").append(std::to_string(begin)).append(",");
+      header.append(std::to_string(end)).append("]}");
     }
-    return safetensors_bytes("{" + header + "}", std::string(data, '1'));
+    return safetensors_bytes(std::string("{").append(header).append("}"), std::string(data, '1'));
   };
   const auto read = [](const std::string& path) {
     safetensors_file{path};
