@@ -9,14 +9,17 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attention_checks.hpp"
 #include "executors.hpp"
 #include "focus/attention.hpp"
 #include "focus/attention_backward.hpp"
+#include "focus/config.hpp"
 #include "focus/reference.hpp"
 #include "focus/routing_plan.hpp"
+#include "focus/scalar.hpp"
 #include "focus/soft_gate.hpp"
 #include "focus/soft_gate_backward.hpp"
 #include "focus/sparse_attention.hpp"
@@ -130,9 +133,10 @@ FOCUS_NOINLINE gradients<T> differentiate(const gradient_problem<T>& p, int thre
   return g;
 }
 
-/// The truth with Real = double; with float, what anyone would write in it. Zeros for the
-/// assignments of other operations.
-template <class Real>
+/// The truth with Real = double; with float, what anyone would write in it, and with weights in
+/// bfloat16 what the instruction set's products are good for. Zeros for the assignments of other
+/// operations.
+template <class Real, class Weight = Real>
 std::array<std::vector<double>, 5> textbook_gradients(const dense_problem& p, operation op,
                                                       const std::vector<double>& dout,
                                                       const std::vector<double>& dlse) {
@@ -163,24 +167,30 @@ std::array<std::vector<double>, 5> textbook_gradients(const dense_problem& p, op
   const auto none = [](index_t, index_t, Real) {
   };
   if (op == operation::attention) {
-    softmax_gradients<Real>(a, c.score, local_pairs<Real>(rule), none);
+    softmax_gradients<Real, Weight>(a, c.score, local_pairs<Real>(rule), none);
   } else if (op == operation::sparse) {
-    softmax_gradients<Real>(a, c.score, grouped_pairs<Real>(rule, p.query_masks, p.key_masks),
-                            none);
+    softmax_gradients<Real, Weight>(a, c.score,
+                                    grouped_pairs<Real>(rule, p.query_masks, p.key_masks), none);
   } else {
     const index_t groups = c.group_count;
     const focus::matrix_view<const Real> g_q(inputs[3].data(), {c.n_q, groups}),
         g_k(inputs[4].data(), {c.n_k, groups});
-    softmax_gradients<Real>(a, c.score, gated_pairs<Real>(rule, c.gate, g_q, g_k),
-                            [&](index_t i, index_t j, Real dp) {
-                              add_scaled(dp, g_k.row(j), groups, sums[3].data() + i * groups);
-                              add_scaled(dp, g_q.row(i), groups, sums[4].data() + j * groups);
-                            });
+    softmax_gradients<Real, Weight>(
+        a, c.score, gated_pairs<Real>(rule, c.gate, g_q, g_k), [&](index_t i, index_t j, Real dp) {
+          add_scaled(dp, g_k.row(j), groups, sums[3].data() + i * groups);
+          add_scaled(dp, g_q.row(i), groups, sums[4].data() + j * groups);
+        });
   }
   std::array<std::vector<double>, 5> all;
   for (std::size_t x = 0; x < all.size(); ++x) all[x].assign(sums[x].begin(), sums[x].end());
   return all;
 }
+
+/// The type to which the library rounds P and dS of what is stored as T.
+template <class T>
+using gradient_weight =
+    std::conditional_t<FOCUS_HAS_BFLOAT16_PRODUCTS && focus::detail::is_bfloat16<T>,
+                       focus::bfloat16, focus::accumulator_t<T>>;
 
 /// The library's gradients are right: twice the error of the naive form, and a few epsilons of the
 /// storage type, and of scores and logsumexps as large as they are here, at their magnitude.
@@ -191,7 +201,7 @@ FOCUS_NOINLINE std::string compare_gradients(const gradient_problem<T>& p, const
   const dense_problem dense = p.dense();
   const auto dout = p.dout.values(), dlse = p.dlse.values();
   const auto expected = textbook_gradients<double>(dense, Op, dout, dlse);
-  const auto naive = textbook_gradients<real>(dense, Op, dout, dlse);
+  const auto naive = textbook_gradients<real, gradient_weight<T>>(dense, Op, dout, dlse);
   const double largest_score = naive_form<real>(dense, Op).largest_score;
   const double of_scores =
       epsilon<real>() * (8 + 4 * largest_score + 4 * largest_magnitude(p.lse.values()));
@@ -250,10 +260,10 @@ inline std::vector<attention_case> with_dlse(attention_case c) {
 
 /// A row that sees no key (lse -inf) has no gradient and gives none, whatever dlse holds for it:
 /// NaN in dlse there changes no bit of what zeros give.
-template <operation Op>
+template <operation Op, class T = float>
 std::string check_dlse_of_empty_rows(attention_case c) {
   for (const attention_case& with : with_dlse(c)) {
-    gradient_problem<float> zeros(with), poisoned(with);
+    gradient_problem<T> zeros(with), poisoned(with);
     zeros.attend(Op), poisoned.attend(Op);
     index_t empty_rows = 0;
     for (index_t h = 0; h < c.heads; ++h)
@@ -266,12 +276,12 @@ std::string check_dlse_of_empty_rows(attention_case c) {
                                                                      : 1e30);
       }
     if (empty_rows == 0) return "no row is empty";
-    const gradients<float> expected = differentiate<Op>(zeros), got = differentiate<Op>(poisoned);
+    const gradients<T> expected = differentiate<Op>(zeros), got = differentiate<Op>(poisoned);
     if (!got.same_bits(expected)) return "an empty row's dlse has an effect";
     for (index_t h = 0; h < c.heads; ++h)
       for (index_t i = 0; i < c.n_q; ++i)
         for (index_t x = 0; zeros.lse.view()(h, i) == -infinity && x < c.d; ++x)
-          if (got.dq.view()(h, i, x) != 0) return "an empty row has a gradient";
+          if (widened(got.dq.view()(h, i, x)) != 0) return "an empty row has a gradient";
     const std::string wrong = compare_gradients<Op>(zeros, expected);
     if (!wrong.empty()) return wrong;
   }
@@ -279,11 +289,11 @@ std::string check_dlse_of_empty_rows(attention_case c) {
 }
 
 /// The same bits with two and three threads.
-template <operation Op>
+template <operation Op, class T = float>
 std::string check_gradient_bits(const attention_case& c) {
-  gradient_problem<float> p(c);
+  gradient_problem<T> p(c);
   p.attend(Op);
-  const gradients<float> one = differentiate<Op>(p);
+  const gradients<T> one = differentiate<Op>(p);
   for (const int threads : {2, 3})
     if (!differentiate<Op>(p, threads).same_bits(one))
       return std::to_string(threads) + " threads differ";

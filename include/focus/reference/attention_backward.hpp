@@ -65,8 +65,9 @@ void round_row(const Real* from, T* to, index_t n) {
 ///
 /// pair(i, j, s): nothing for a pair that has no part in the softmax, else what it makes of the
 /// score s(). add_dp(i, j, dL/dp_ij). All sums are of type Real: double for the truth; tests
-/// measure by it what float can do.
-template <class Real, class Arguments, class Pair, class AddDp>
+/// measure by it what float can do, and what is left where P and dL/ds are rounded to Weight before
+/// they are multiplied.
+template <class Real, class Weight = Real, class Arguments, class Pair, class AddDp>
 void softmax_gradients(const Arguments& a, const score_options& options, Pair&& pair,
                        AddDp&& add_dp) {
   struct term {
@@ -77,6 +78,12 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
   const attention_shape& s = a.shape;
   const resolved_score<Real> scoring = resolve<Real>(options, s.head_dim);
   std::vector<term> terms;
+  const auto rounded = [](Real x) {
+    if constexpr (std::is_same_v<Real, Weight>)
+      return x;
+    else
+      return static_cast<Real>(detail::widen(detail::narrow<Weight>(x)));
+  };
   for (index_t kv = 0; kv < s.kv_heads; ++kv) {
     sum_rows<Real> dk(s.n_k, s.head_dim), dv(s.n_k, s.value_dim);
     for (index_t h = kv * s.queries_per_kv_head(); h < (kv + 1) * s.queries_per_kv_head(); ++h)
@@ -116,10 +123,11 @@ void softmax_gradients(const Arguments& a, const score_options& options, Pair&& 
                          (static_cast<Real>(detail::widen(a.v(kv, t.key, c))) - out.row(0)[c]);
             add_dp(i, t.key, slope * (p * t.entry.dt_dp + by_a * t.entry.da_dp));
             if (is_zero(t.entry.a)) continue;
-            const Real dz = slope * p * t.entry.dt_ds * t.ds_dz * scoring.scale;
+            const Real dz = rounded(slope * p * t.entry.dt_ds * t.ds_dz) * scoring.scale;
             add_scaled(dz, a.k.row(kv, t.key), s.head_dim, dq.row(0));
             add_scaled(dz, a.q.row(h, i), s.head_dim, dk.row(t.key));
-            if (is_given(a.dout)) add_scaled(p, a.dout.row(h, i), s.value_dim, dv.row(t.key));
+            if (is_given(a.dout))
+              add_scaled(rounded(p), a.dout.row(h, i), s.value_dim, dv.row(t.key));
           }
         }
         if (is_given(a.dq)) detail::textbook::round_row(dq.row(0), a.dq.row(h, i), s.head_dim);
