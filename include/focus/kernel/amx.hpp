@@ -138,6 +138,30 @@ struct amx_products {
     return column / tile * tile * panel + (slot / 2 * tile + column % tile) * 2 + slot % 2;
   }
 
+  /// Pairs of rows are 32-bit numbers: two square transpositions of these, of 16 slots each. The
+  /// first interleaving of two rows works within 128 bits, of 8 slots: 4 of them in each result.
+  template <int Rows>
+  FOCUS_NOINLINE static void transpose(const float* weights, bfloat16* columns) {
+    constexpr index_t chunk = sizes::depth_chunk, stride = sizes::score_stride;
+    static_assert(sizes::strip_rows == panel && 2 * tile == chunk);
+    vec<float> first_four[tile], last_four[tile];
+    for (index_t pair = 0; pair < tile; ++pair) {
+      first_four[pair] = last_four[pair] = vec<float>::zero();
+      if (2 * pair >= Rows) continue;
+      const __m512i even = _mm512_loadu_si512(weights + 2 * pair * stride);
+      const __m512i odd = _mm512_loadu_si512(weights + (2 * pair + 1) * stride);
+      first_four[pair].v = _mm512_castsi512_ps(_mm512_unpacklo_epi16(even, odd));
+      last_four[pair].v = _mm512_castsi512_ps(_mm512_unpackhi_epi16(even, odd));
+    }
+    detail::transpose(first_four);
+    detail::transpose(last_four);
+    for (index_t c = 0; c < tile; ++c) {
+      const index_t slot = c / 4 * 8 + c % 4;
+      store_bits(first_four[c], columns + slot * chunk);
+      store_bits(last_four[c], columns + (slot + 4) * chunk);
+    }
+  }
+
   static bfloat16 weight(const float* weights, int row, index_t slot) noexcept {
     const float* of_panel = weights + row * sizes::score_stride + slot / panel * panel;
     bfloat16 result;

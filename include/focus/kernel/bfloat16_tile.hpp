@@ -1,6 +1,6 @@
 // bfloat16 multiplied as it is stored: what kernel/amx.hpp and kernel/bfmmla.hpp have in common.
 // Where Q, K, V and out are all stored in bfloat16, both products are made of the bits as they are,
-// with sums in float, and only the weights P are rounded to bfloat16.
+// with sums in float, and only the weights P are rounded to bfloat16; backward, P and dS are, once.
 //
 // An instruction set adds how queries, keys and values are packed, weigh_row, round_weights, and
 // its products.
@@ -9,10 +9,12 @@
 #include "focus/config.hpp"
 #if FOCUS_HAS_BFLOAT16_PRODUCTS
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "focus/kernel/panels.hpp"
+#include "focus/kernel/row_panels.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
@@ -74,6 +76,12 @@ FOCUS_ALWAYS_INLINE float factor_with_shift(float shift, float factor, index_t c
 ///                           the first Columns of the panel
 ///   place(column, slot)     where a value lies among those of a panel's slot_step slots
 ///   weight(weights, r, t)   the weight of row r and slot t
+///   transpose<Rows>(weights, columns)
+///                           the weights of Rows rows and strip_rows slots, as query rows: the
+///                           slots are its rows, and its depth is the rows, which zeros fill up
+///                           to whole chunks
+/// A value panel has the form of a key panel whose depth are its slots, so that score multiplies
+/// transposed weights.
 template <class E, class Products>
 struct bfloat16_operand {
   /// Queries keep their own bits, so scores are multiplied: as a rule where their maximum is taken
@@ -137,16 +145,12 @@ struct bfloat16_operand {
                                              const float* weights, const float* rescale,
                                              Sees&& sees) {
     constexpr index_t panel = tile_sizes<E>::panel, step = tile_sizes<E>::slot_step;
-    const auto finite = [](E x) {
-      return (x.bits & 0x7f80u) != 0x7f80u;
-    };
     rescale_sums<Rows>(strip, rescale);
     alignas(64) E finite_values[static_cast<std::size_t>(step * panel)];
     for (index_t p = 0; p < keys.value_panels(); ++p)
       for (index_t slot = taken.begin; slot < taken.end; slot += step) {
         const E* values = keys.value_panel(p, slot);
-        for (index_t x = 0; x < step * panel; ++x)
-          finite_values[x] = finite(values[x]) ? values[x] : E{};
+        copy_finite(values, step * panel, finite_values);
         Products::template multiply<Rows, panel>(weights + (slot - taken.begin), finite_values,
                                                  step, strip.acc + p * panel, strip.acc_stride);
       }
@@ -163,7 +167,74 @@ struct bfloat16_operand {
       }
   }
 
+  static float weight(const float* weights, int r, index_t slot) noexcept {
+    return widen(Products::weight(weights, r, slot));
+  }
+
+  static constexpr index_t transposed_size = query_rows_size<E>(tile_sizes<E>::tile_rows);
+  static constexpr index_t transposed_sums_size =
+      tile_sizes<E>::strip_rows * tile_sizes<E>::score_stride;
+
+  FOCUS_NOINLINE static void accumulate_rows(const float* weights, const row_panels<E>& rows,
+                                             index_t first, index_t last, index_t keys,
+                                             float* const* to,
+                                             const transposition_scratch<E>& scratch) {
+    constexpr index_t strip = tile_sizes<E>::strip_rows, stride = tile_sizes<E>::score_stride;
+    for (index_t row = first; row < last; row += strip)
+      with_strip_rows<E>(last - row, [&](auto size) {
+        Products::template transpose<size()>(
+            weights + row * stride, scratch.weights + (row - first) * tile_sizes<E>::padded_rows);
+      });
+    for (index_t p = 0; p * tile_sizes<E>::panel < rows.width; ++p) {
+      if (rows.nonfinite)
+        add_finite_rows(weights, rows, p, first, last, keys, to, scratch);
+      else
+        add_transposed(scratch, rows.at(p, first), p, last - first, keys, to);
+    }
+  }
+
  private:
+  static bool finite(E x) noexcept { return (x.bits & 0x7f80u) != 0x7f80u; }
+  static void copy_finite(const E* from, index_t count, E* to) noexcept {
+    for (index_t x = 0; x < count; ++x) to[x] = finite(from[x]) ? from[x] : E{};
+  }
+
+  /// Panel p of to[c] += transposed weights * rows, for `keys` keys and `depth` rows.
+  static void add_transposed(const transposition_scratch<E>& scratch, const E* rows, index_t p,
+                             index_t depth, index_t keys, float* const* to) {
+    constexpr int lanes = vec<float>::width, panel = tile_sizes<E>::panel;
+    with_strip_rows<E>(keys, [&](auto size) {
+      Products::template score<size()>(scratch.weights, rows,
+                                       round_up(depth, tile_sizes<E>::depth_step), scratch.sums);
+    });
+    const float* sums = scratch.sums;
+    for (index_t c = 0; c < keys; ++c, sums += tile_sizes<E>::score_stride)
+      for (index_t x = 0; x < panel; x += lanes) {
+        float* const sum = to[c] + p * panel + x;
+        (vec<float>::load(sum) + vec<float>::load(sums + x)).store(sum);
+      }
+  }
+
+  /// The same where some rows are not finite: zeros in the product, and then added to the keys
+  /// where they have a weight.
+  static void add_finite_rows(const float* weights, const row_panels<E>& rows, index_t p,
+                              index_t first, index_t last, index_t keys, float* const* to,
+                              const transposition_scratch<E>& scratch) {
+    constexpr index_t panel = tile_sizes<E>::panel, step = tile_sizes<E>::slot_step;
+    alignas(64) E finite_rows[static_cast<std::size_t>(tile_sizes<E>::tile_rows * panel)];
+    copy_finite(rows.at(p, first), round_up(last - first, step) * panel, finite_rows);
+    add_transposed(scratch, finite_rows, p, last - first, keys, to);
+    for (index_t t = first; t < last; ++t)
+      for (index_t column = 0; column < panel; ++column) {
+        const E value = rows.at(p, t / step * step)[Products::place(column, t % step)];
+        if (finite(value)) continue;
+        for (index_t c = 0; c < keys; ++c) {
+          const float x = weight(weights, static_cast<int>(t), c);
+          if (!is_zero(x)) to[c][p * panel + column] += x * widen(value);
+        }
+      }
+  }
+
   /// Brings what is summed up to the new maximum: acc[r] = rescale[r] * acc[r].
   template <int Rows>
   static void rescale_sums(const strip_state<E>& strip, const float* rescale) {

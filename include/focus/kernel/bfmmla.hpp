@@ -154,6 +154,22 @@ struct bfmmla_products {
     return column * sizes::quad + slot;
   }
 
+  /// Square transpositions of 4 rows and 4 slots.
+  template <int Rows>
+  FOCUS_NOINLINE static void transpose(const float* weights, bfloat16* columns) {
+    constexpr index_t quad = sizes::quad, stride = sizes::score_stride;
+    for (index_t row = 0; row < Rows; row += quad, columns += sizes::padded_rows * quad)
+      for (index_t slot = 0; slot < sizes::strip_rows; slot += quad) {
+        const auto load = [&](index_t r) {
+          return vreinterpretq_u16_bf16(load_pair(weights + (row + r) * stride + slot));
+        };
+        const uint16x8_t first = load(0), second = load(sizes::pair);
+        const uint16x8_t even = vzip1q_u16(first, second), odd = vzip2q_u16(first, second);
+        store_bits(vzip1q_u16(even, odd), columns + slot * quad);
+        store_bits(vzip2q_u16(even, odd), columns + (slot + 2) * quad);
+      }
+  }
+
   static bfloat16 weight(const float* weights, int row, index_t slot) noexcept {
     constexpr int pair = sizes::pair, quad = sizes::quad;
     const float* of_pair = weights + (row - row % pair) * sizes::score_stride + slot / quad * quad;

@@ -7,7 +7,8 @@
 //
 // A strip makes its rows of P and dS and adds to its dQ while they are in L1; when all strips of
 // the tile have made theirs, the block's dK and dV are sums over the tile's rows in one register
-// block each.
+// block each. Where operands are not widened, P and dS are rounded to their type for these three
+// products. The assignments of gates, and all that comes of them, are in the type of the sums.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "focus/kernel/operand.hpp"
 #include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/row_panels.hpp"
 #include "focus/kernel/rules.hpp"
 #include "focus/kernel/scratch.hpp"
 #include "focus/kernel/simd.hpp"
@@ -36,85 +38,6 @@
 namespace focus {
 inline namespace FOCUS_ABI {
 namespace detail {
-
-/// to[c][0, Vectors vectors) += sum over rows t of weights[t][c] * rows[t], c < Keys: the product
-/// with the transposed weights. rows: a value panel.
-template <int Keys, int Vectors, class A>
-FOCUS_NOINLINE void accumulate_transposed(const A* weights, const A* rows, index_t count,
-                                          A* const* to, index_t offset) {
-  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
-  table_of<vec<A>, Keys, Vectors> sum;
-  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
-    static_for<Vectors>(
-        [&](auto v) FOCUS_LAMBDA_INLINE { sum[c][v] = vec<A>::load(to[c] + offset + v * lanes); });
-  });
-  multiply<Keys, Vectors, 1, stride>(weights, rows, count, sum);
-  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
-    static_for<Vectors>([&](auto v)
-                            FOCUS_LAMBDA_INLINE { sum[c][v].store(to[c] + offset + v * lanes); });
-  });
-}
-
-/// Query-side rows of a tile (Q, dout or assignments) in the form of value panels:
-/// [panels][stride rows][panel].
-template <class A>
-struct row_panels {
-  static constexpr int panel = tile_sizes<A>::panel;
-  static constexpr index_t stride = tile_sizes<A>::tile_rows + 1;  // as packed_keys::value_stride
-
-  A* data = nullptr;
-  index_t width = 0;       // elements of a row
-  bool nonfinite = false;  // some element is NaN or infinite: even a weight of 0 may not touch it
-
-  [[nodiscard]] static index_t size(index_t width) noexcept {
-    return ceil_div(width, panel) * panel * stride;
-  }
-  template <class RowOf>
-  void pack(index_t rows, RowOf&& row_of) {
-    nonfinite = false;
-    for (index_t first = 0; first < rows; first += panel) {
-      array_of<decltype(row_of(0)), panel> some;
-      const index_t count = (std::min<index_t>)(panel, rows - first);
-      for (index_t r = 0; r < count; ++r) some[r] = row_of(first + r);
-      nonfinite |= detail::spread_over_panels(some, count, width, first, stride, data);
-    }
-  }
-  [[nodiscard]] const A* at(index_t p, index_t row) const noexcept {
-    return data + (p * stride + row) * panel;
-  }
-};
-
-/// to[c] += sum over rows t in [first, last) of weights[t][c] * rows[t], for `keys` keys. Where
-/// some row is not finite, weights of 0 are left out: 0 * NaN is not 0.
-template <class A>
-void accumulate_rows(const A* weights, const row_panels<A>& rows, index_t first, index_t last,
-                     index_t keys, A* const* to) {
-  constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel,
-                stride = tile_sizes<A>::score_stride;
-  if (rows.nonfinite) {
-    for (index_t c = 0; c < keys; ++c)
-      for (index_t t = first; t < last; ++t) {
-        const A weight = weights[t * stride + c];
-        if (is_zero(weight)) continue;
-        for (index_t x = 0; x < rows.width; x += lanes)
-          fma(vec<A>::broadcast(weight), vec<A>::load(rows.at(x / panel, t) + x % panel),
-              vec<A>::load(to[c] + x))
-              .store(to[c] + x);
-      }
-    return;
-  }
-  with_strip_rows<A>(keys, [&](auto size) {
-    for (index_t p = 0; p * panel < rows.width; ++p) {
-      const A* block = rows.at(p, first);
-      if (rows.width - p * panel > lanes)
-        accumulate_transposed<size(), 2>(weights + first * stride, block, last - first, to,
-                                         p * panel);
-      else
-        accumulate_transposed<size(), 1>(weights + first * stride, block, last - first, to,
-                                         p * panel);
-    }
-  });
-}
 
 /// Where the gradients of the keys of one kv head are summed, by token; null: not wanted.
 template <class A>
@@ -133,7 +56,7 @@ struct wanted_gradients {
 
 /// What turns a block of scores into weights and gradients of scores. A gate does so from the
 /// products of the assignments, p = g_i . g_j; where there is none, differentiate_softmax does.
-template <class G, class A, int Rows = tile_sizes<A>::strip_rows>
+template <class G, class E, class A = accumulator_t<E>, int Rows = tile_sizes<E>::strip_rows>
 concept tile_gate = !G::any || requires(const G& gate, const slot_range* limits, index_t row,
                                         slot_range seen, index_t base, index_t count, A lse,
                                         A delta, A* scores, A* slopes, A* gates) {
@@ -150,14 +73,17 @@ struct no_gate {
 };
 static_assert(tile_gate<no_gate, float>);
 
-/// scores: s to P = 2^(s - lse). slopes: dP = dout . v to dS = P (dP - delta), and to 0 where P is
-/// 0: dP may be NaN for a key that is hidden.
-template <class A>
-void differentiate_softmax(index_t count, A lse, A delta, A* scores, A* slopes) noexcept {
+/// scores: s to P = 2^(factor s - lse), where operand<E> has left a factor to do. slopes: dP = dout
+/// . v to dS = P (dP - delta), and to 0 where P is 0: dP may be NaN for a key that is hidden.
+template <class E, class A = accumulator_t<E>>
+void differentiate_softmax(index_t count, A factor, A lse, A delta, A* scores, A* slopes) noexcept {
+  constexpr bool has_factor = !std::is_empty_v<typename operand<E>::score_factor>;
   const vec<A> lse_v = vec<A>::broadcast(lse), delta_v = vec<A>::broadcast(delta);
-  const vec<A> highest = vec<A>::broadcast(exp2_highest<A>);
+  const vec<A> highest = vec<A>::broadcast(exp2_highest<A>), scale = vec<A>::broadcast(factor);
   for (index_t j = 0; j < count; j += vec<A>::width) {
-    const vec<A> p = exp2<A>(minimum(highest, vec<A>::load(scores + j) - lse_v));
+    const vec<A> s = vec<A>::load(scores + j);
+    const vec<A> x = has_factor ? fma(s, scale, vec<A>::zero() - lse_v) : s - lse_v;
+    const vec<A> p = exp2<A>(minimum(highest, x));
     const vec<A> ds = p * (vec<A>::load(slopes + j) - delta_v);
     p.store(scores + j);
     where_zero(p, vec<A>::zero(), ds).store(slopes + j);
@@ -172,22 +98,23 @@ struct row_state {
 };
 
 /// Scratch memory of the gradient tiles of all workers.
-template <class A>
+template <class E>
 class gradient_tile_layout {
-  static constexpr int panel = tile_sizes<A>::panel, padded_rows = tile_sizes<A>::padded_rows;
+  using A = accumulator_t<E>;
+  static constexpr int panel = tile_sizes<E>::panel, padded_rows = tile_sizes<E>::padded_rows;
 
  public:
   gradient_tile_layout(scratch_plan& plan, index_t workers, index_t head_dim, index_t value_dim,
                        index_t groups, bool capped, const wanted_gradients& wanted)
       : head_dim_(head_dim), value_dim_(value_dim), groups_(groups), wanted_(wanted) {
-    constexpr index_t stride = tile_sizes<A>::score_stride;
+    constexpr index_t stride = tile_sizes<E>::score_stride;
     const bool gated = groups > 0;
     scratch_plan one;
-    queries_ = one.add<A>(query_rows_size<A>(head_dim_));
-    douts_ = one.add<A>(wanted.dout ? query_rows_size<A>(value_dim_) : 0);
+    queries_ = one.add<E>(query_rows_size<E>(head_dim_));
+    douts_ = one.add<E>(wanted.dout ? query_rows_size<E>(value_dim_) : 0);
     gates_ = one.add<A>(gated ? query_rows_size<A>(groups_) : 0);
-    query_rows_ = one.add<A>(wanted.dk ? row_panels<A>::size(head_dim_) : 0);
-    dout_rows_ = one.add<A>(wanted.dv ? row_panels<A>::size(value_dim_) : 0);
+    query_rows_ = one.add<E>(wanted.dk ? row_panels<E>::size(head_dim_) : 0);
+    dout_rows_ = one.add<E>(wanted.dv ? row_panels<E>::size(value_dim_) : 0);
     gate_rows_ = one.add<A>(wanted.dkey_gates ? row_panels<A>::size(groups_) : 0);
     dq_ = one.add<A>(wanted.dq ? padded_rows * round_up(head_dim_, panel) : 0);
     dgates_ = one.add<A>(wanted.dquery_gates ? padded_rows * round_up(groups_, panel) : 0);
@@ -197,7 +124,10 @@ class gradient_tile_layout {
     weights_ = one.add<A>(padded_rows * stride);
     slopes_ = one.add<A>(padded_rows * stride);
     gate_slopes_ = one.add<A>(gated ? padded_rows * stride : 0);
-    cap_slopes_ = one.add<A>(capped ? tile_sizes<A>::strip_rows * stride : 0);
+    cap_slopes_ = one.add<A>(capped ? tile_sizes<E>::strip_rows * stride : 0);
+    const bool transposed = wanted.dk || wanted.dv;
+    transposed_ = one.add<E>(transposed ? operand<E>::transposed_size : 0);
+    transposed_sums_ = one.add<A>(transposed ? operand<E>::transposed_sums_size : 0);
     unused_row_ =
         one.add<A>(round_up((std::max)(head_dim_, (std::max)(value_dim_, groups_)), panel));
     tiles_ = plan.add_each(workers, one);
@@ -208,23 +138,25 @@ class gradient_tile_layout {
   friend class gradient_tile;
   index_t head_dim_, value_dim_, groups_;
   wanted_gradients wanted_;
-  scratch_array<A> queries_, douts_, gates_, query_rows_, dout_rows_, gate_rows_, dq_, dgates_,
-      lse_, delta_, weights_, slopes_, gate_slopes_, cap_slopes_, unused_row_;
+  scratch_array<E> queries_, douts_, query_rows_, dout_rows_, transposed_;
+  scratch_array<A> gates_, gate_rows_, dq_, dgates_, lse_, delta_, weights_, slopes_, gate_slopes_,
+      cap_slopes_, transposed_sums_, unused_row_;
   scratch_array<slot_range> limits_;
   worker_scratch tiles_;
 };
 
 /// Up to tile_rows query rows and the sums of their gradients, in the scratch memory of one worker.
-template <class A>
-class gradient_tile {
-  static constexpr int strip_rows = tile_sizes<A>::strip_rows, panel = tile_sizes<A>::panel,
-                       lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+template <class E>
+class gradient_tile : operand<E>::scope {
+  using A = accumulator_t<E>;
+  static constexpr int strip_rows = tile_sizes<E>::strip_rows, panel = tile_sizes<E>::panel,
+                       lanes = vec<A>::width, stride = tile_sizes<E>::score_stride;
 
  public:
   /// Rows for which there is room.
-  static constexpr int padded_rows = tile_sizes<A>::padded_rows;
+  static constexpr int padded_rows = tile_sizes<E>::padded_rows;
 
-  gradient_tile(const scratch_memory& memory, const gradient_tile_layout<A>& layout,
+  gradient_tile(const scratch_memory& memory, const gradient_tile_layout<E>& layout,
                 index_t worker) noexcept
       : head_dim_(layout.head_dim_),
         value_dim_(layout.value_dim_),
@@ -246,6 +178,7 @@ class gradient_tile {
     slopes_ = own[layout.slopes_];
     gate_slopes_ = own[layout.gate_slopes_];
     cap_slopes_ = own[layout.cap_slopes_];
+    transposition_ = {own[layout.transposed_], own[layout.transposed_sums_]};
     unused_row_ = own[layout.unused_row_];
   }
 
@@ -258,7 +191,8 @@ class gradient_tile {
   template <class QueryOf, class StateOf>
   void begin(index_t rows, A factor, QueryOf&& query_of, StateOf&& state_of) {
     rows_ = rows;
-    operand<A>::pack_queries(rows, head_dim_, factor, query_of, queries_);
+    factor_.set(factor);
+    operand<E>::pack_queries(rows, head_dim_, factor, query_of, queries_);
     if (wanted_.dk) query_rows_.pack(rows, query_of);
     for (index_t r = 0; r < rows; ++r) {
       const row_state<A> state = state_of(r);
@@ -278,34 +212,34 @@ class gradient_tile {
   /// (wanted_gradients::dout).
   template <class DoutOf>
   void set_douts(DoutOf&& dout_of) {
-    operand<A>::pack_queries(rows_, value_dim_, A{1}, dout_of, douts_);
+    operand<E>::pack_queries(rows_, value_dim_, A{1}, dout_of, douts_);
     if (wanted_.dv) dout_rows_.pack(rows_, dout_of);
   }
   /// gate_of(r): the assignment of query row r.
   template <class GateOf>
   void set_gates(GateOf&& gate_of) {
-    operand<A>::pack_queries(rows_, groups_, A{1}, gate_of, gates_);
+    detail::pack_queries_of_strips<E>(rows_, groups_, gate_of, gates_);
     if (wanted_.dkey_gates) gate_rows_.pack(rows_, gate_of);
   }
 
   /// Adds the pairs within the rows' limits, less those that the rules hide, to all gradients.
   /// keys: K as keys and as values. values: V as keys. token_of(slot): whose row of `to` a slot
   /// adds to, or -1.
-  template <hiding_rules Rules, tile_gate<A> Gate, class TokenOf>
-  void attend(const packed_keys<A>& keys, const packed_keys<A>& values, A softcap,
+  template <hiding_rules Rules, tile_gate<E> Gate, class TokenOf>
+  void attend(const packed_keys<E>& keys, const packed_keys<E>& values, A softcap,
               const Rules& rules, const Gate& gate, TokenOf&& token_of,
               const key_gradients<A>& to) {
     hide_empty_rows();
     const auto differentiate_block = [&](slot_range block) {
       array_of<slot_range, max_strips> seen;
       for (index_t first = 0; first < rows_; first += strip_rows)
-        with_strip_rows<A>(rows_ - first, [&](auto strip) {
+        with_strip_rows<E>(rows_ - first, [&](auto strip) {
           seen[first / strip_rows] =
               differentiate<strip()>(first, block, keys, values, softcap, rules, gate);
         });
       if (wanted_.dk || wanted_.dv || wanted_.dkey_gates) add_to_keys(block, seen, token_of, to);
     };
-    for_each_block<A>(limits_, rows_, keys, tile_sizes<A>::gradient_keys, differentiate_block);
+    for_each_block<E>(limits_, rows_, keys, tile_sizes<E>::gradient_keys, differentiate_block);
   }
 
   /// Sums of dQ / scale of row r, and of its assignment's gradient; dq_stride(), dgates_stride()
@@ -316,7 +250,7 @@ class gradient_tile {
   [[nodiscard]] index_t dgates_stride() const noexcept { return round_up(groups_, panel); }
 
  private:
-  static constexpr index_t max_strips = tile_sizes<A>::tile_rows / strip_rows + 1;
+  static constexpr index_t max_strips = tile_sizes<E>::tile_rows / strip_rows + 1;
   /// The lse of a row that sees nothing: no score weighs anything against it.
   static constexpr A empty_row = (std::numeric_limits<A>::max)();
   /// The lse of a row whose lse is NaN: against it any score but `lowest` weighs more than nothing,
@@ -333,9 +267,10 @@ class gradient_tile {
   /// [row][slot - block.begin], zeros where the strip sees nothing, and adds to the rows'
   /// gradients. Returns the slots that some row sees.
   template <int Rows, class Rules, class Gate>
-  slot_range differentiate(index_t first, slot_range block, const packed_keys<A>& keys,
-                           const packed_keys<A>& values, A softcap, const Rules& rules,
+  slot_range differentiate(index_t first, slot_range block, const packed_keys<E>& keys,
+                           const packed_keys<E>& values, A softcap, const Rules& rules,
                            const Gate& gate) {
+    constexpr int step = tile_sizes<E>::slot_step;
     const slot_range seen = visible_slots<Rows>(limits_ + first, block);
     const index_t width = round_up(block.end - block.begin, panel);
     A* const weights = weights_ + first * stride;
@@ -354,26 +289,30 @@ class gradient_tile {
       return {};
     }
     const index_t base = seen.begin / panel * panel, at = base - block.begin;
-    const index_t count = round_up(seen.end - base, lanes);
+    const index_t count = round_up(seen.end - base, tile_sizes<E>::score_step);
+    const slot_range taken{seen.begin / step * step, round_up(seen.end, step)};
     clear(0, at);
     clear(at + count, width);
 
     A* const s = weights + at;
     A* const ds = slopes + at;
-    operand<A>::template score_slots<Rows>(queries_ + first * tile_sizes<A>::depth_chunk, keys,
+    operand<E>::template score_slots<Rows>(queries_ + first * tile_sizes<E>::depth_chunk, keys,
                                            base, seen.end, s);
+    // The factor may be left for later, unless something else comes before it.
+    const A factor = factor_.template apply<Rows>(
+        s, count, softcap > 0 || Gate::any || any_low_row<Rows>(first));
     if (softcap > 0) cap<Rows>(s, count, softcap);
     if (wanted_.dout)
-      operand<A>::template score_slots<Rows>(douts_ + first * tile_sizes<A>::depth_chunk, values,
+      operand<E>::template score_slots<Rows>(douts_ + first * tile_sizes<E>::depth_chunk, values,
                                              base, seen.end, ds);
     else
       for (index_t r = 0; r < Rows; ++r) fill(ds + r * stride, ds + r * stride + count, A{0});
     if constexpr (Gate::any) {
-      operand<A>::template score_slots<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys,
-                                             base, seen.end, gate_slopes + at);
+      score_strip<Rows>(gates_ + first * tile_sizes<A>::depth_chunk, gate.keys, base, base + count,
+                        gate_slopes + at);
       gate.template prepare<Rows>(limits_ + first, first, seen, base, count, gate_slopes + at);
     }
-    hide_outside<Rows>(limits_ + first, seen, base, count, s);
+    hide_outside<Rows>(limits_ + first, taken, base, count, s);
     rules.template hide<Rows>(first, base, seen.end - base, s);
     for (index_t r = 0; r < Rows; ++r) {
       const A lse = lse_[first + r], delta = delta_[first + r];
@@ -381,7 +320,7 @@ class gradient_tile {
         gate.differentiate(first + r, limits_[first + r], base, count, lse, delta, s + r * stride,
                            ds + r * stride, gate_slopes + at + r * stride);
       else
-        differentiate_softmax(count, lse, delta, s + r * stride, ds + r * stride);
+        differentiate_softmax<E>(count, factor, lse, delta, s + r * stride, ds + r * stride);
       if (is_equal(lse, nan_row)) {
         spread_nan(count, s + r * stride);
         spread_nan(count, ds + r * stride);
@@ -389,15 +328,32 @@ class gradient_tile {
       }
     }
     if (softcap > 0) multiply_by_cap_slopes<Rows>(ds, count);
+    for (int r = 0; r < Rows; ++r) {
+      operand<E>::round_weights(r, count, s + r * stride);
+      operand<E>::round_weights(r, count, ds + r * stride);
+    }
 
-    const A* const seen_slopes = slopes + (seen.begin - block.begin);
     if (wanted_.dq)
-      add_to_rows<Rows>(first, keys, seen, seen_slopes, dq_ + first * dq_stride(), dq_stride());
+      add_to_rows<Rows>(first, keys, taken, slopes + (taken.begin - block.begin),
+                        dq_ + first * dq_stride(), dq_stride());
     if constexpr (Gate::any)
-      if (wanted_.dquery_gates)
-        add_to_rows<Rows>(first, gate.keys, seen, gate_slopes + (seen.begin - block.begin),
-                          dgates_ + first * dgates_stride(), dgates_stride());
+      if (wanted_.dquery_gates) {
+        constexpr int rows = block_rows<A>(Rows);
+        for (index_t r = 0; r < Rows; r += rows)
+          add_to_rows<rows>(first + r, gate.keys, seen,
+                            gate_slopes + r * stride + (seen.begin - block.begin),
+                            dgates(first + r), dgates_stride());
+      }
     return seen;
+  }
+
+  /// Whether some lse of a strip (nan_row, above all) is so low that `lowest` times a factor may not
+  /// be below it: no less than 2^-60, and lowest is about -2^128.
+  template <int Rows>
+  [[nodiscard]] bool any_low_row(index_t first) const noexcept {
+    bool any = false;
+    for (index_t r = first; r < first + Rows; ++r) any |= lse_[r] < A(-0x1p60);
+    return any;
   }
 
   /// Sets x to NaN where it is not 0.
@@ -429,29 +385,66 @@ class gradient_tile {
       }
   }
 
-  /// sums[r] += sum over the slots of `seen` of weights[r][slot - seen.begin] * values[slot].
-  template <int Rows>
-  void add_to_rows(index_t first, const packed_keys<A>& values, slot_range seen, const A* weights,
+  /// sums[r] += sum over the slots of `taken` of weights[r][slot - taken.begin] * values[slot]. O:
+  /// E, or the type of the sums.
+  template <int Rows, class O>
+  void add_to_rows(index_t first, const packed_keys<O>& values, slot_range taken, const A* weights,
                    A* sums, index_t sums_stride) const {
-    A keep[tile_sizes<A>::strip_rows];
+    A keep[tile_sizes<O>::strip_rows];
     fill(keep, keep + Rows, A{1});
-    const strip_state<A> strip{nullptr, limits_ + first, nullptr, nullptr, sums, sums_stride};
-    if (!values.may_be_nonfinite(seen.begin, seen.end))
-      operand<A>::template accumulate<Rows>(strip, values, seen, weights, keep);
+    const strip_state<O> strip{nullptr, limits_ + first, nullptr, nullptr,
+                               sums,    sums_stride,     nullptr};
+    if (!values.may_be_nonfinite(taken.begin, taken.end))
+      operand<O>::template accumulate<Rows>(strip, values, taken, weights, keep);
     else
-      operand<A>::template accumulate_seen<Rows>(
-          strip, values, seen, weights, keep,
-          [&](int r, index_t slot) { return !is_zero(weights[r * stride + slot - seen.begin]); });
+      operand<O>::template accumulate_seen<Rows>(
+          strip, values, taken, weights, keep, [&](int r, index_t slot) {
+            return !is_zero(operand<O>::weight(weights, r, slot - taken.begin));
+          });
   }
 
-  /// Adds to the gradients of the block's keys, a register block of keys at a time, what the rows
-  /// of the strips that see them give.
+  /// Adds to the gradients of the block's keys what the rows of the strips that see them give.
   template <class TokenOf>
   void add_to_keys(slot_range block, const slot_range* seen, TokenOf&& token_of,
                    const key_gradients<A>& to) const {
+    const auto gates = [&](const auto& some_keys) {
+      if (wanted_.dkey_gates)
+        some_keys.add(gate_slopes_, gate_rows_, to.dgates, to.dgates_stride, {});
+    };
+    constexpr bool widened = std::is_same_v<E, A>;
+    if (wanted_.dv || wanted_.dk || widened)
+      for_each_key_strip<E>(block, seen, token_of, to.unused_row, [&](const auto& some_keys) {
+        if (wanted_.dv) some_keys.add(weights_, dout_rows_, to.dv, to.dv_stride, transposition_);
+        if (wanted_.dk) some_keys.add(slopes_, query_rows_, to.dk, to.dk_stride, transposition_);
+        if constexpr (widened) gates(some_keys);
+      });
+    if constexpr (!widened)
+      if (wanted_.dkey_gates) for_each_key_strip<A>(block, seen, token_of, to.unused_row, gates);
+  }
+
+  /// As many keys of a block as operand<O> adds to at a time, and the rows that see them.
+  template <class O>
+  struct key_strip {
+    index_t at, keys, first_row, last_row;
+    array_of<index_t, tile_sizes<O>::strip_rows> token;
+    A* unused_row;
+
+    void add(const A* weights, const row_panels<O>& rows, A* sums, index_t sums_stride,
+             const transposition_scratch<O>& scratch) const {
+      constexpr int most = tile_sizes<O>::strip_rows;
+      array_of<A*, most> to_key;
+      for (index_t c = 0; c < most; ++c)
+        to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : unused_row;
+      operand<O>::accumulate_rows(weights + at, rows, first_row, last_row, keys, to_key, scratch);
+    }
+  };
+  template <class O, class TokenOf, class F>
+  void for_each_key_strip(slot_range block, const slot_range* seen, TokenOf&& token_of,
+                          A* unused_row, F&& f) const {
+    constexpr index_t most = tile_sizes<O>::strip_rows;
     const index_t strips = ceil_div(rows_, strip_rows);
-    for (index_t slot = block.begin; slot < block.end; slot += strip_rows) {
-      const index_t keys = (std::min<index_t>)(strip_rows, block.end - slot);
+    for (index_t slot = block.begin; slot < block.end; slot += most) {
+      const index_t keys = (std::min)(most, block.end - slot);
       const auto sees = [&](index_t s) {
         return seen[s].begin < slot + keys && seen[s].end > slot;
       };
@@ -459,34 +452,31 @@ class gradient_tile {
       while (first < strips && !sees(first)) ++first;
       while (last > first && !sees(last - 1)) --last;
       if (first == last) continue;
-      const index_t first_row = first * strip_rows;
-      const index_t last_row = (std::min)(last * strip_rows, rows_);
-
-      array_of<index_t, strip_rows> token;
-      for (index_t c = 0; c < keys; ++c) token[c] = token_of(slot + c);
-      const auto add = [&](const A* weights, const row_panels<A>& rows, A* sums,
-                           index_t sums_stride) {
-        array_of<A*, strip_rows> to_key;
-        for (index_t c = 0; c < strip_rows; ++c)
-          to_key[c] = c < keys && token[c] >= 0 ? sums + token[c] * sums_stride : to.unused_row;
-        accumulate_rows(weights + (slot - block.begin), rows, first_row, last_row, keys, to_key);
-      };
-      if (wanted_.dv) add(weights_, dout_rows_, to.dv, to.dv_stride);
-      if (wanted_.dk) add(slopes_, query_rows_, to.dk, to.dk_stride);
-      if (wanted_.dkey_gates) add(gate_slopes_, gate_rows_, to.dgates, to.dgates_stride);
+      key_strip<O> some_keys{
+          slot - block.begin, keys, first * strip_rows, (std::min)(last * strip_rows, rows_), {},
+          unused_row};
+      for (index_t c = 0; c < keys; ++c) some_keys.token[c] = token_of(slot + c);
+      f(some_keys);
     }
   }
 
   index_t head_dim_, value_dim_, groups_;
   wanted_gradients wanted_;
   index_t rows_ = 0;
-  A *queries_, *douts_, *gates_, *dq_, *dgates_, *lse_, *delta_, *weights_, *slopes_, *gate_slopes_,
-      *cap_slopes_, *unused_row_;
-  row_panels<A> query_rows_, dout_rows_, gate_rows_;
+  [[no_unique_address]] typename operand<E>::score_factor factor_;
+  E *queries_, *douts_;
+  A *gates_, *dq_, *dgates_, *lse_, *delta_, *weights_, *slopes_, *gate_slopes_, *cap_slopes_,
+      *unused_row_;
+  row_panels<E> query_rows_, dout_rows_;
+  row_panels<A> gate_rows_;
+  transposition_scratch<E> transposition_;
   slot_range* limits_;
 };
 
 static_assert(walked_tile<gradient_tile<float>>);
+#if FOCUS_HAS_BFLOAT16_PRODUCTS
+static_assert(walked_tile<gradient_tile<bfloat16>>);
+#endif
 
 }  // namespace detail
 }  // namespace FOCUS_ABI

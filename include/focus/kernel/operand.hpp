@@ -10,6 +10,7 @@
 #include "focus/kernel/amx.hpp"
 #include "focus/kernel/bfmmla.hpp"
 #include "focus/kernel/panels.hpp"
+#include "focus/kernel/row_panels.hpp"
 #include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
 #include "focus/kernel/widened_operand.hpp"
@@ -74,10 +75,34 @@ concept multiplied_operand_of = requires(const E* query, const packed_keys<E>& k
   O::template accumulate_seen<Rows>(strip, keys, seen, weights, rescale, sees);
 };
 
+/// What it has for gradients: the same products with other numbers than weights of a softmax, and
+/// sums over the rows of a tile, which are products with transposed weights.
+template <class O, class E, class A>
+concept differentiated_operand_of = requires(int r, index_t slot, index_t count, A* row,
+                                             const A* weights, const row_panels<E>& rows,
+                                             index_t first, index_t last, index_t keys,
+                                             A* const* to,
+                                             const transposition_scratch<E>& scratch) {
+  // Turns `count` numbers of row r of a strip into weights as accumulate takes them, in place. Even
+  // rows before odd ones.
+  O::round_weights(r, count, row);
+  // One of them.
+  { O::weight(weights, r, slot) } -> std::same_as<A>;
+  // Elements of transposition_scratch.
+  { O::transposed_size } -> std::convertible_to<index_t>;
+  { O::transposed_sums_size } -> std::convertible_to<index_t>;
+  // to[c] += sum over rows t in [first, last) of weights[t][c] * rows[t], for `keys` keys, at most
+  // strip_rows. first: that of a strip. weights: as accumulate takes them, [rows][score_stride],
+  // from a whole number of strip_rows slots behind the first of a panel on. Where some row is not
+  // finite, weights of 0 are left out: 0 * NaN is not 0. Whole panels of `to` are written.
+  O::accumulate_rows(weights, rows, first, last, keys, to, scratch);
+};
+
 /// All of it. scope: what a thread holds while it packs and multiplies.
 template <class O, class E>
 concept operand_of = std::default_initializable<typename O::scope> && packed_operand_of<O, E> &&
-    multiplied_operand_of<O, E, accumulator_t<E>, tile_sizes<E>::strip_rows>;
+    multiplied_operand_of<O, E, accumulator_t<E>, tile_sizes<E>::strip_rows> &&
+    differentiated_operand_of<O, E, accumulator_t<E>>;
 
 static_assert(operand_of<operand<float>, float> && operand_of<operand<double>, double>);
 #if FOCUS_HAS_BFLOAT16_PRODUCTS

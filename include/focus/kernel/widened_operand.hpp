@@ -10,6 +10,7 @@
 #include "focus/kernel/exp2.hpp"
 #include "focus/kernel/panels.hpp"
 #include "focus/kernel/plain_data.hpp"
+#include "focus/kernel/row_panels.hpp"
 #include "focus/kernel/simd.hpp"
 #include "focus/kernel/strip.hpp"
 #include "focus/kernel/tuning.hpp"
@@ -114,6 +115,24 @@ FOCUS_NOINLINE bool accumulate_panel(const A* weights, RowAt row, index_t count,
         [&](auto v) FOCUS_LAMBDA_INLINE { sum[r][v].store(acc + r * acc_stride + v * lanes); });
   });
   return true;
+}
+
+/// to[c][0, Vectors vectors) += sum over rows t of weights[t][c] * rows[t], c < Keys: the product
+/// with the transposed weights. rows: a value panel.
+template <int Keys, int Vectors, class A>
+FOCUS_NOINLINE void accumulate_transposed(const A* weights, const A* rows, index_t count,
+                                          A* const* to, index_t offset) {
+  constexpr int lanes = vec<A>::width, stride = tile_sizes<A>::score_stride;
+  table_of<vec<A>, Keys, Vectors> sum;
+  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>(
+        [&](auto v) FOCUS_LAMBDA_INLINE { sum[c][v] = vec<A>::load(to[c] + offset + v * lanes); });
+  });
+  multiply<Keys, Vectors, 1, stride>(weights, rows, count, sum);
+  static_for<Keys>([&](auto c) FOCUS_LAMBDA_INLINE {
+    static_for<Vectors>([&](auto v)
+                            FOCUS_LAMBDA_INLINE { sum[c][v].store(to[c] + offset + v * lanes); });
+  });
 }
 
 /// The rows of values that accumulate_panel takes: those of a panel, or of V where it lies.
@@ -271,6 +290,44 @@ struct operand {
           sum.store(acc);
         }
     }
+  }
+
+  /// They are weights already.
+  static void round_weights(int, index_t, A*) noexcept {}
+  static A weight(const A* weights, int r, index_t slot) noexcept {
+    return weights[r * tile_sizes<A>::score_stride + slot];
+  }
+
+  /// The weights are read where they lie, and sums stay in registers.
+  static constexpr index_t transposed_size = 0, transposed_sums_size = 0;
+  static void accumulate_rows(const A* weights, const row_panels<A>& rows, index_t first,
+                              index_t last, index_t keys, A* const* to,
+                              const transposition_scratch<A>&) {
+    constexpr int lanes = vec<A>::width, panel = tile_sizes<A>::panel,
+                  stride = tile_sizes<A>::score_stride;
+    if (rows.nonfinite) {
+      for (index_t c = 0; c < keys; ++c)
+        for (index_t t = first; t < last; ++t) {
+          const A weight = weights[t * stride + c];
+          if (is_zero(weight)) continue;
+          for (index_t x = 0; x < rows.width; x += lanes)
+            fma(vec<A>::broadcast(weight), vec<A>::load(rows.at(x / panel, t) + x % panel),
+                vec<A>::load(to[c] + x))
+                .store(to[c] + x);
+        }
+      return;
+    }
+    with_strip_rows<A>(keys, [&](auto size) {
+      for (index_t p = 0; p * panel < rows.width; ++p) {
+        const A* block = rows.at(p, first);
+        if (rows.width - p * panel > lanes)
+          accumulate_transposed<size(), 2>(weights + first * stride, block, last - first, to,
+                                           p * panel);
+        else
+          accumulate_transposed<size(), 1>(weights + first * stride, block, last - first, to,
+                                           p * panel);
+      }
+    });
   }
 
  private:
