@@ -26,7 +26,10 @@ void run_attention_backward(const char* function, const Arguments& args,
   const attention_shape& s = args.shape;
   const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
   const auto scoring = detail::resolve<A>(score, s.head_dim);
-  detail::run_backward(args, scoring, make_ungated{}, local_pass(resolved, s.n_q), no_pass{}, exec);
+  detail::with_gradient_operands(args, [&]<class E>(const auto& stored) {
+    detail::run_backward<E>(stored, scoring, make_ungated{}, local_pass(resolved, s.n_q), no_pass{},
+                            exec);
+  });
 }
 
 }  // namespace detail
@@ -50,6 +53,16 @@ void run_attention_backward(const char* function, const Arguments& args,
 ///              one fused buffer may interleave.
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
+///
+/// bfloat16 products: where q, k, v, dout and each gradient that is asked for are stored in
+/// bfloat16, out in whatever type, and the rest is as attention says, all five products are of
+/// elements as stored, with sums in float. P and dS are made in float and each rounded to bfloat16
+/// once, for the three products that they enter: a term of dv, dq or dk is off by up to 2^-8 of
+/// itself, and so dv_j by up to 2^-8 sum_i P_ij |dout_i|, where terms cancel too; dq_i and dk_j
+/// likewise. Errors of single terms average out: a sum of many is off by little more than the
+/// rounding of its result, 2^-8 of that. A gradient of another type is finer, and none of a call is
+/// computed this way then. q . k and dout . v must be finite floats; what is subnormal in P, dS, an
+/// element or a sum counts as 0.
 ///
 /// A row that sees no key (lse -inf) has no gradient and gives none. Weights are computed again
 /// block by block: memory is O(n d), packed copies of K and V and one to 32 sums of dk and dv.

@@ -201,7 +201,7 @@ double run_retained_mass(const Arguments& args,
     return retained_mass_gates<A, GQ, GK, DGQ, DGK>(plan, workers, s, gates, score, pass.count,
                                                     loss);
   };
-  detail::run_backward(args, score, make_gates, pass, no_pass{}, exec);
+  detail::run_backward<A>(args, score, make_gates, pass, no_pass{}, exec);
   return loss;
 }
 

@@ -193,7 +193,7 @@ void run_soft_gate(const Arguments& args, const matrix_view<const GQ>& query_ass
           tile.begin(rows, query_factor(score),
                      [&](index_t r) { return part.q.row(head, first + r); });
           A* const query_gates = gates.queries(memory, worker);
-          pack_queries_of_strips<E>(
+          detail::pack_queries_of_strips<E>(
               rows, groups, [&](index_t r) { return query_assignment.row(first + r); },
               query_gates);
           for (index_t r = 0; r < rows; ++r) tile.limit(r) = {0, pattern.visible_end(first + r)};

@@ -24,6 +24,7 @@
 #include "focus/parallel.hpp"
 #include "focus/passes/backward.hpp"
 #include "focus/passes/gradient_sums.hpp"
+#include "focus/scalar.hpp"
 #include "focus/soft_gate.hpp"
 #include "focus/tensor_view.hpp"
 
@@ -134,9 +135,9 @@ struct backward_gates : given_row_states {
   void pack(const scratch_memory& memory, const any_executor& exec) const {
     pack_assignment(packer, memory, key_assignment, wants_dquery ? groups : 0, exec);
   }
-  template <class RowOf>
+  template <class E, class RowOf>
   [[nodiscard]] backward_gate<A, RowOf> begin_tile(const scratch_memory& memory,
-                                                   gradient_tile<A>& tile, RowOf row_of) const {
+                                                   gradient_tile<E>& tile, RowOf row_of) const {
     tile.set_gates([&](index_t r) { return query_assignment.row(row_of(r)); });
     return {packer.head(memory, 0), gate.kind, saturated<A>(gate.sharpness), pattern, row_of};
   }
@@ -151,6 +152,9 @@ struct backward_gates : given_row_states {
 };
 
 static_assert(gates_of<backward_gates<float, float, float, float, float>, float>);
+#if FOCUS_HAS_BFLOAT16_PRODUCTS
+static_assert(gates_of<backward_gates<float, float, float, float, float>, bfloat16>);
+#endif
 
 /// Plans the gates of a backward pass.
 template <class A, class GQ, class GK, class DGQ, class DGK>
@@ -174,11 +178,11 @@ backward_gates<A, GQ, GK, DGQ, DGK> plan_gates(
 }
 
 /// The gradient of softly gated attention after the checks.
-template <class Arguments, class Assignments, class A>
+template <class E, class Arguments, class Assignments, class A>
 void run_soft_gate_backward(const Arguments& args, const Assignments& assignments,
                             const gate_options& gate, const resolved_pattern& pattern,
                             const resolved_score<A>& score, const any_executor& exec) {
-  detail::run_backward(
+  detail::run_backward<E>(
       args, score,
       [&](scratch_plan& plan, index_t) { return plan_gates<A>(plan, assignments, gate, pattern); },
       token_order_pass{{args.shape.n_q},
@@ -228,6 +232,9 @@ void run_soft_gate_backward(const Arguments& args, const Assignments& assignment
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
 ///
+/// bfloat16 products: as attention_backward says, of ds for dS; where only the assignments'
+/// gradients are asked for, of q . k and dout . v alone. The assignments, and dp, are not rounded.
+///
 /// A row that sees no key (lse -inf) has no gradient and gives none. Memory is O(n (d + K)):
 /// as for attention_backward, and sums of the assignments' gradients.
 template <tensor_like<3> Q, tensor_like<3> K, tensor_like<3> V, tensor_like<2> QueryAssignment,
@@ -258,8 +265,12 @@ void soft_gate_attention_backward(
   detail::validate(score, name);
   using A = typename decltype(args)::accumulator;
   const detail::attention_shape& s = args.shape;
-  detail::run_soft_gate_backward(args, assignments, gate, detail::resolve(pattern, s.n_q, s.n_k),
-                                 detail::resolve<A>(score, s.head_dim), detail::any_executor(exec));
+  const auto resolved = detail::resolve(pattern, s.n_q, s.n_k);
+  const auto scoring = detail::resolve<A>(score, s.head_dim);
+  detail::with_gradient_operands(args, [&]<class E>(const auto& stored) {
+    detail::run_soft_gate_backward<E>(stored, assignments, gate, resolved, scoring,
+                                      detail::any_executor(exec));
+  });
 }
 
 }  // namespace FOCUS_ABI

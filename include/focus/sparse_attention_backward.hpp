@@ -70,10 +70,10 @@ inline index_t met_keys_a_row(const routing_plan& plan) noexcept {
 }
 
 /// The gradient of sparse attention, for run_call. plans: of each sequence.
-template <class A>
+template <class E>
 struct sparse_backward_call {
   std::span<const routing_plan> plans;
-  backward_options<A, make_ungated> options;
+  backward_options<E, make_ungated> options;
 
   template <class F>
   void operator()(index_t sequence, scratch_plan& scratch, const attention_shape& part,
@@ -104,8 +104,10 @@ void run_sparse_backward(const Arguments& args, std::span<const routing_plan> pl
                          const score_options& score, const any_executor& exec) {
   using A = typename Arguments::accumulator;
   const auto scoring = detail::resolve<A>(score, args.shape.head_dim);
-  const sparse_backward_call<A> call{plans, {args.shape, scoring, detail::wanted_of(args), {}}};
-  detail::run_call(args, exec, call);
+  detail::with_gradient_operands(args, [&]<class E>(const auto& stored) {
+    const sparse_backward_call<E> call{plans, {args.shape, scoring, detail::wanted_of(args), {}}};
+    detail::run_call(stored, exec, call);
+  });
 }
 
 }  // namespace detail
@@ -125,6 +127,8 @@ void run_sparse_backward(const Arguments& args, std::span<const routing_plan> pl
 ///              one fused buffer may interleave.
 /// @param exec  where the loops run; the same bits for any number of threads
 /// @throws invalid_argument before anything is written
+///
+/// bfloat16 products: as attention_backward says.
 ///
 /// Pairs that the plan leaves out are not computed. The plan itself has no gradient: routers are
 /// trained with soft_gate_attention_backward or retained_mass_loss. Memory is O(n d): as for

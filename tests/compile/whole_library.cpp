@@ -286,11 +286,12 @@ void check_by_hand() {
 }
 
 /// Stored in bfloat16, and multiplied as it is where the instruction set does that.
-void check_bfloat16(const std::vector<focus::group_mask>& masks) {
+void check_bfloat16(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
   using traits = focus::scalar_traits<focus::bfloat16>;
   using narrow_view = focus::tensor_view<focus::bfloat16, 3>;
   tensor<3> q({heads, tokens, head_dim}), k({kv_heads, tokens, head_dim}),
-      v({kv_heads, tokens, value_dim}), expected({heads, tokens, value_dim}, false);
+      v({kv_heads, tokens, value_dim}), dout({heads, tokens, value_dim}),
+      expected({heads, tokens, value_dim}, false);
   const auto narrowed = [](tensor<3>& x) {
     std::vector<focus::bfloat16> bits;
     for (float& value : x.values()) {
@@ -300,16 +301,20 @@ void check_bfloat16(const std::vector<focus::group_mask>& masks) {
     return bits;
   };
   std::vector<focus::bfloat16> narrow_q = narrowed(q), narrow_k = narrowed(k),
-                               narrow_v = narrowed(v), narrow_out = narrowed(expected);
+                               narrow_v = narrowed(v), narrow_dout = narrowed(dout),
+                               narrow_out = narrowed(expected);
   const narrow_view q_view(narrow_q.data(), q.view().extents()),
       k_view(narrow_k.data(), k.view().extents()), v_view(narrow_v.data(), v.view().extents()),
+      dout_view(narrow_dout.data(), dout.view().extents()),
       out(narrow_out.data(), expected.view().extents());
-  const auto close = [&] {
+  const auto close_to = [](const std::vector<focus::bfloat16>& got, tensor<3>& truth) {
     bool good = true;
-    for (std::size_t i = 0; i < narrow_out.size(); ++i)
-      good =
-          good && std::abs(traits::to_accumulator(narrow_out[i]) - expected.values()[i]) < 0x1p-6f;
+    for (std::size_t i = 0; i < got.size(); ++i)
+      good = good && std::abs(traits::to_accumulator(got[i]) - truth.values()[i]) < 0x1p-6f;
     return good;
+  };
+  const auto close = [&] {
+    return close_to(narrow_out, expected);
   };
   focus::attention(q_view, k_view, v_view, out, {.window = 70}, {}, {}, threads);
   focus::reference::attention(q.view(), k.view(), v.view(), expected.view(), {.window = 70});
@@ -320,6 +325,48 @@ void check_bfloat16(const std::vector<focus::group_mask>& masks) {
   focus::reference::sparse_attention(q.view(), k.view(), v.view(), masks, masks, pattern,
                                      expected.view());
   check(close(), "sparse_attention in bfloat16");
+  const focus::gate_options gate{.kind = focus::gate_kind::weight};
+  focus::soft_gate_attention(q_view, k_view, v_view, assignment.view(), assignment.view(), gate,
+                             out, pattern, {}, {}, threads);
+  focus::reference::soft_gate_attention(q.view(), k.view(), v.view(), assignment.view(),
+                                        assignment.view(), gate, expected.view(), pattern);
+  check(close(), "soft_gate_attention in bfloat16");
+
+  gradients truth;
+  std::vector<focus::bfloat16> dq(narrow_q.size()), dk(narrow_k.size()), dv(narrow_v.size());
+  const narrow_view dq_view(dq.data(), q.view().extents()), dk_view(dk.data(), k.view().extents()),
+      dv_view(dv.data(), v.view().extents());
+  tensor<2> lse({heads, tokens}, false), dlse({heads, tokens});
+  const auto check_gradients = [&](const char* what) {
+    check(close_to(dq, truth.dq) && close_to(dk, truth.dk) && close_to(dv, truth.dv), what);
+  };
+  focus::attention(q_view, k_view, v_view, out, pattern, {}, lse.view());
+  focus::attention_backward(q_view, k_view, v_view, out, lse.view(), dout_view, dq_view, dk_view,
+                            dv_view, pattern, {}, threads);
+  focus::reference::attention_backward(q.view(), k.view(), v.view(), expected.view(), lse.view(),
+                                       dout.view(), truth.dq.view(), truth.dk.view(),
+                                       truth.dv.view(), pattern);
+  check_gradients("attention_backward in bfloat16");
+  const auto plan = focus::make_routing_plan(masks, pattern);
+  focus::sparse_attention(q_view, k_view, v_view, plan, out, {}, lse.view());
+  focus::sparse_attention_backward(q_view, k_view, v_view, plan, out, lse.view(), dout_view,
+                                   dq_view, dk_view, dv_view, {}, threads);
+  focus::reference::sparse_attention_backward(q.view(), k.view(), v.view(), plan, expected.view(),
+                                              lse.view(), dout.view(), truth.dq.view(),
+                                              truth.dk.view(), truth.dv.view());
+  check_gradients("sparse_attention_backward in bfloat16");
+  focus::soft_gate_attention(q_view, k_view, v_view, assignment.view(), assignment.view(), gate,
+                             out, pattern, {}, lse.view());
+  gradients got;
+  focus::soft_gate_attention_backward(q_view, k_view, v_view, assignment.view(), assignment.view(),
+                                      gate, out, lse.view(), dout_view, dlse.view(), dq_view,
+                                      dk_view, dv_view, got.dquery.view(), got.dkey.view(), pattern,
+                                      {}, threads);
+  focus::reference::soft_gate_attention_backward(
+      q.view(), k.view(), v.view(), assignment.view(), assignment.view(), gate, expected.view(),
+      lse.view(), dout.view(), dlse.view(), truth.dq.view(), truth.dk.view(), truth.dv.view(),
+      truth.dquery.view(), truth.dkey.view(), pattern);
+  check_gradients("soft_gate_attention_backward in bfloat16");
 }
 
 void check_gradients(const std::vector<focus::group_mask>& masks, tensor<2>& assignment) {
@@ -462,7 +509,7 @@ int main() {
   check_routing(masks, assignment);
   check_attention(masks, assignment);
   check_by_hand();
-  check_bfloat16(masks);
+  check_bfloat16(masks, assignment);
   check_gradients(masks, assignment);
   for (const index_t batch : {2, 6}) check_batch(batch, masks);
   check_bad_argument();

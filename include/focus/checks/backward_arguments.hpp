@@ -37,6 +37,36 @@ struct backward_arguments {
   tensor_view<TDv, Rank> dv;
   attention_shape shape;
 
+  /// Q, K and V are stored in bfloat16, of whatever name, and summed in float.
+  static constexpr bool inputs_are_bfloat16 =
+      std::same_as<accumulator, float> && is_bfloat16<TQ> && is_bfloat16<TK> && is_bfloat16<TV>;
+  /// So are dout and the gradients: all that is multiplied, and all that is written. What is left
+  /// out has no say, and out none either, whose only product is with dout.
+  [[nodiscard]] bool all_bfloat16() const noexcept {
+    return inputs_are_bfloat16 && (is_bfloat16<TDout> || !detail::is_given(dout)) &&
+           (is_bfloat16<TDq> || !detail::is_given(dq)) &&
+           (is_bfloat16<TDk> || !detail::is_given(dk)) &&
+           (is_bfloat16<TDv> || !detail::is_given(dv));
+  }
+  template <class T>
+  using stored_bfloat16 = std::conditional_t<is_bfloat16<T>, T, bfloat16>;
+  /// The same arguments where all are: what is left out has that type too.
+  [[nodiscard]] auto in_bfloat16() const noexcept {
+    return backward_arguments<TQ, TK, TV, TOut, stored_bfloat16<TDout>, TLse, TDlse,
+                              stored_bfloat16<TDq>, stored_bfloat16<TDk>, stored_bfloat16<TDv>,
+                              Rank>{q,
+                                    k,
+                                    v,
+                                    out,
+                                    lse,
+                                    as_bfloat16(dout),
+                                    dlse,
+                                    as_bfloat16(dq),
+                                    as_bfloat16(dk),
+                                    as_bfloat16(dv),
+                                    shape};
+  }
+
   /// The arguments of sequence b.
   [[nodiscard]] backward_arguments<TQ, TK, TV, TOut, TDout, TLse, TDlse, TDq, TDk, TDv> sequence(
       index_t b) const requires(Rank == 4) {
@@ -70,6 +100,17 @@ struct backward_arguments {
     part.dv = heads_slice(dv, first, count);
     part.shape = shape.of_kv_heads(count);
     return part;
+  }
+
+ private:
+  template <class T>
+  static auto as_bfloat16(const tensor_view<T, Rank>& view) noexcept {
+    if constexpr (is_bfloat16<std::remove_const_t<T>>)
+      return view;
+    else if constexpr (std::is_const_v<T>)
+      return tensor_view<const bfloat16, Rank>{};
+    else
+      return tensor_view<bfloat16, Rank>{};
   }
 };
 

@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "focus/checks/attention_arguments.hpp"
 #include "focus/config.hpp"
@@ -24,6 +25,7 @@
 #include "focus/passes/sequences.hpp"
 #include "focus/passes/token_order.hpp"
 #include "focus/plan/cells.hpp"
+#include "focus/scalar.hpp"
 #include "focus/tensor_view.hpp"
 
 namespace focus {
@@ -136,10 +138,10 @@ struct no_pass : rows_once {
 static_assert(backward_pass<no_pass>);
 
 /// Where a tile is at work, for what its rows are to be found out from.
-template <class A>
+template <class E>
 struct tile_location {
   const scratch_memory& memory;
-  const packed_keys<A>& keys;
+  const packed_keys<E>& keys;
   index_t worker;
   index_t head;  // of all heads of the call
 };
@@ -149,26 +151,27 @@ struct tile_location {
 ///   row_states(location, args, head, rows, row)
 /// returns a function of r: the row_state of the tile's row r, which is query row(r) of `head` of
 /// `args`. It is not called for here, since its type hangs on that of `args`.
-template <class G, class A>
+template <class G, class E>
 concept gates_of = requires(const G& gates, const scratch_memory& memory, const any_executor& exec,
-                            gradient_tile<A>& tile, index_t (*row)(index_t),
-                            const gradient_sums<A>& sums) {
+                            gradient_tile<E>& tile, index_t (*row)(index_t),
+                            const gradient_sums<accumulator_t<E>>& sums) {
   { gates.groups } -> std::convertible_to<index_t>;  // elements of an assignment; 0: of none
   // Whether the assignments of the queries and of the keys have a gradient.
   { gates.wants_dquery } -> std::convertible_to<bool>;
   { gates.wants_dkey } -> std::convertible_to<bool>;
   gates.pack(memory, exec);  // before the first pass
   // Packs the assignments of the tile's rows; returns the tile's gate.
-  { gates.begin_tile(memory, tile, row) } -> tile_gate<A>;
+  { gates.begin_tile(memory, tile, row) } -> tile_gate<E>;
   gates.write(memory, sums, exec);  // after the last pass
 };
 
 /// What a backward pass knows of its rows beforehand, where it is what the caller handed over.
 struct given_row_states {
   /// The row_state of row(r) of a head of `args`, as a function of r.
-  template <class A, class Arguments, class RowOf>
-  [[nodiscard]] static auto row_states(const tile_location<A>&, const Arguments& args, index_t head,
+  template <class E, class Arguments, class RowOf>
+  [[nodiscard]] static auto row_states(const tile_location<E>&, const Arguments& args, index_t head,
                                        index_t, RowOf row) {
+    using A = accumulator_t<E>;
     return [&args, head, row](index_t r) {
       const index_t i = row(r);
       if (is_minus_infinity(args.lse(head, i))) return row_state<A>{true, 0, 0};
@@ -231,8 +234,10 @@ wanted_gradients wanted_of(const Arguments& args) noexcept {
 }
 
 /// A backward pass, for run_call: what it plans, and its steps. Two passes over the same rows.
-template <class A, gates_of<A> Gates, backward_pass First, backward_pass Second>
+template <class E, gates_of<E> Gates, backward_pass First, backward_pass Second>
 class backward_run {
+  using A = accumulator_t<E>;
+
  public:
   /// make_gates(scratch plan, workers): what is gated, and where the gradients of the assignments
   /// go.
@@ -287,13 +292,13 @@ class backward_run {
   /// Of V only the products with dout are needed: V is packed as keys are, and K both as keys and
   /// as values.
   struct packers {
-    key_packer<A> keys, values;
+    key_packer<E> keys, values;
   };
   packers plan_packers(scratch_plan& scratch, const attention_shape& s, index_t slot_count) const {
     // In this order: a list of initialisers is evaluated from left to right.
     return {
-        key_packer<A>(scratch, heads_at_once_, slot_count, s.head_dim, wanted_.dq ? s.head_dim : 0),
-        key_packer<A>(scratch, heads_at_once_, slot_count, value_dim(s), 0)};
+        key_packer<E>(scratch, heads_at_once_, slot_count, s.head_dim, wanted_.dq ? s.head_dim : 0),
+        key_packer<E>(scratch, heads_at_once_, slot_count, value_dim(s), 0)};
   }
   [[nodiscard]] wanted_gradients with_gates(wanted_gradients wanted) const noexcept {
     wanted.dquery_gates = gates_.wants_dquery;
@@ -335,17 +340,17 @@ class backward_run {
     const attention_shape& s = heads.args.shape;
     heads.exec.parallel_for(s.kv_heads * segments_, [&](index_t task, index_t worker) {
       const index_t kv_head = task / segments_, segment = task % segments_;
-      gradient_tile<A> tile(memory, layout_, worker);
+      gradient_tile<E> tile(memory, layout_, worker);
       const key_gradients<A> key_sums = sums_.keys_of(memory, kv_head, segment, tile.unused_row());
-      const packed_keys<A> keys = packed.keys.head(memory, kv_head);
-      const packed_keys<A> values = packed.values.head(memory, kv_head);
+      const packed_keys<E> keys = packed.keys.head(memory, kv_head);
+      const packed_keys<E> values = packed.values.head(memory, kv_head);
       const index_t group_size = s.queries_per_kv_head();
       for (index_t head = kv_head * group_size; head < (kv_head + 1) * group_size; ++head)
         for (index_t t = tiles.begin + segment; t < tiles.end; t += segments_) {
           const auto row = [&](index_t r) {
             return pass.row(t, r);
           };
-          const tile_location<A> site{memory, keys, worker, heads.first + head};
+          const tile_location<E> site{memory, keys, worker, heads.first + head};
           const auto gate = begin_tile(tile, heads.args, head, pass.rows(t), row, site, place);
           if (!any_wanted()) continue;
           pass.walk(tile, t, [&](const auto& rules) {
@@ -359,8 +364,8 @@ class backward_run {
 
   /// Begins a tile whose row r is row(r) of `head`; returns its gate.
   template <class Arguments, class Row>
-  auto begin_tile(gradient_tile<A>& tile, const Arguments& args, index_t head, index_t rows,
-                  const Row& row, const tile_location<A>& site, pass_position place) const {
+  auto begin_tile(gradient_tile<E>& tile, const Arguments& args, index_t head, index_t rows,
+                  const Row& row, const tile_location<E>& site, pass_position place) const {
     tile.begin(
         rows, query_factor(score_), [&](index_t r) { return args.q.row(head, row(r)); },
         gates_.row_states(site, args, head, rows, row));
@@ -376,7 +381,7 @@ class backward_run {
   /// Writes the tile's dQ, or keeps it for the next pass. is_last(r): nothing more is added to that
   /// of row r.
   template <class Arguments, class Row, class IsLast>
-  void finish_tile(gradient_tile<A>& tile, const some_heads<Arguments>& heads, index_t head,
+  void finish_tile(gradient_tile<E>& tile, const some_heads<Arguments>& heads, index_t head,
                    index_t kv_head, const Row& row, IsLast&& is_last) const {
     const Arguments& args = heads.args;
     for (index_t r = 0; r < tile.rows(); ++r) {
@@ -400,16 +405,16 @@ class backward_run {
   Gates gates_;
   wanted_gradients wanted_;
   packers first_packers_, second_packers_;
-  gradient_tile_layout<A> layout_;
+  gradient_tile_layout<E> layout_;
   gradient_sums<A> sums_;
 };
 
 /// What all sequences of a backward pass have in common. shape: of a whole sequence, of all its
 /// heads, on which the order of the sums depends.
-template <class A, class MakeGates>
+template <class E, class MakeGates>
 struct backward_options {
   attention_shape shape;
-  resolved_score<A> score;
+  resolved_score<accumulator_t<E>> score;
   wanted_gradients wanted;
   MakeGates make_gates;
 
@@ -421,19 +426,34 @@ struct backward_options {
     const index_t segments =
         gradient_segments(shape, first_pass.pairs_a_row + second_pass.pairs_a_row,
                           (std::max)(first_pass.tiles(), second_pass.tiles()));
-    f(backward_run<A, gates, First, Second>(scratch, part, workers, score, wanted, make_gates,
+    f(backward_run<E, gates, First, Second>(scratch, part, workers, score, wanted, make_gates,
                                             segments, first_pass, second_pass));
   }
 };
 
-/// A backward pass after its checks, with the same passes for each sequence. make_gates(scratch
-/// plan, workers): what is gated, and where the gradients of the assignments go; make_ungated for
-/// none.
-template <class Arguments, class A, class MakeGates, backward_pass First, backward_pass Second>
-void run_backward(const Arguments& args, const resolved_score<A>& score,
+/// Calls f<E>(arguments), where E is the type in which operands are packed: bfloat16 where all that
+/// is multiplied or written is stored in it, the instruction set multiplies it as it is, and
+/// `permitted` agrees; else that of the sums.
+template <class Arguments, class Permitted, class F>
+void with_gradient_operands(const Arguments& args, [[maybe_unused]] Permitted&& permitted, F&& f) {
+  if constexpr (FOCUS_HAS_BFLOAT16_PRODUCTS && Arguments::inputs_are_bfloat16)
+    if (args.all_bfloat16() && permitted())
+      return f.template operator()<bfloat16>(args.in_bfloat16());
+  f.template operator()<typename Arguments::accumulator>(args);
+}
+template <class Arguments, class F>
+void with_gradient_operands(const Arguments& args, F&& f) {
+  detail::with_gradient_operands(args, bfloat16_products_permitted, std::forward<F>(f));
+}
+
+/// A backward pass after its checks, with the same passes for each sequence and operands of type E.
+/// make_gates(scratch plan, workers): what is gated, and where the gradients of the assignments go;
+/// make_ungated for none.
+template <class E, class Arguments, class MakeGates, backward_pass First, backward_pass Second>
+void run_backward(const Arguments& args, const resolved_score<accumulator_t<E>>& score,
                   const MakeGates& make_gates, const First& first_pass, const Second& second_pass,
                   const any_executor& exec) {
-  const backward_options<A, MakeGates> options{args.shape, score, detail::wanted_of(args),
+  const backward_options<E, MakeGates> options{args.shape, score, detail::wanted_of(args),
                                                make_gates};
   detail::run_call(
       args, exec,
