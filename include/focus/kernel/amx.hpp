@@ -289,6 +289,32 @@ struct operand<bfloat16> : bfloat16_operand<bfloat16, amx_products> {
     return reduce_add(total);
   }
 
+  /// differentiate_softmax and round_weights of both in one step: P and dS of a row, of whole
+  /// panels of slots.
+  FOCUS_ALWAYS_INLINE static void differentiate_row(index_t count, float factor, float lse,
+                                                    float delta, float* scores,
+                                                    float* slopes) noexcept {
+    constexpr int lanes = vec<float>::width, panel = tile_sizes<bfloat16>::panel;
+    const vec<float> scale = vec<float>::broadcast(factor), offset = vec<float>::broadcast(-lse),
+                     delta_v = vec<float>::broadcast(delta), zero = vec<float>::zero(),
+                     highest = vec<float>::broadcast(exp2_highest<float>);
+    const auto weigh = [&](const float* s) FOCUS_LAMBDA_INLINE {
+      return exp2_weight(minimum(highest, fma(vec<float>::load(s), scale, offset)));
+    };
+    const auto slope = [&](vec<float> p, const float* dp) FOCUS_LAMBDA_INLINE {
+      return where_zero(p, zero, p * (vec<float>::load(dp) - delta_v));
+    };
+    const auto store = [](vec<float> lower, vec<float> upper, float* to) FOCUS_LAMBDA_INLINE {
+      const __m512bh both = _mm512_cvtne2ps_pbh(upper.v, lower.v);
+      _mm512_storeu_si512(to, reinterpret_cast<__m512i>(both));
+    };
+    for (index_t j = 0; j < count; j += panel) {
+      const vec<float> lower = weigh(scores + j), upper = weigh(scores + j + lanes);
+      store(lower, upper, scores + j);
+      store(slope(lower, slopes + j), slope(upper, slopes + j + lanes), slopes + j);
+    }
+  }
+
  private:
   using sizes = tile_sizes<bfloat16>;
 };

@@ -90,6 +90,13 @@ void differentiate_softmax(index_t count, A factor, A lse, A delta, A* scores, A
   }
 }
 
+/// Whether operand<E> makes of scores and dP at once what differentiate_softmax and round_weights
+/// do, where nothing else is to be done with P and dS in between.
+template <class E, class A = accumulator_t<E>>
+inline constexpr bool differentiates_rows = requires(A x, A* row) {
+  operand<E>::differentiate_row(index_t{}, x, x, x, row, row);
+};
+
 /// What the backward pass knows of a row beforehand.
 template <class A>
 struct row_state {
@@ -299,8 +306,8 @@ class gradient_tile : operand<E>::scope {
     operand<E>::template score_slots<Rows>(queries_ + first * tile_sizes<E>::depth_chunk, keys,
                                            base, seen.end, s);
     // The factor may be left for later, unless something else comes before it.
-    const A factor = factor_.template apply<Rows>(
-        s, count, softcap > 0 || Gate::any || any_low_row<Rows>(first));
+    const bool plain = !(softcap > 0) && !Gate::any && !any_low_row<Rows>(first);
+    const A factor = factor_.template apply<Rows>(s, count, !plain);
     if (softcap > 0) cap<Rows>(s, count, softcap);
     if (wanted_.dout)
       operand<E>::template score_slots<Rows>(douts_ + first * tile_sizes<E>::depth_chunk, values,
@@ -314,24 +321,13 @@ class gradient_tile : operand<E>::scope {
     }
     hide_outside<Rows>(limits_ + first, taken, base, count, s);
     rules.template hide<Rows>(first, base, seen.end - base, s);
-    for (index_t r = 0; r < Rows; ++r) {
-      const A lse = lse_[first + r], delta = delta_[first + r];
-      if constexpr (Gate::any)
-        gate.differentiate(first + r, limits_[first + r], base, count, lse, delta, s + r * stride,
-                           ds + r * stride, gate_slopes + at + r * stride);
-      else
-        differentiate_softmax<E>(count, factor, lse, delta, s + r * stride, ds + r * stride);
-      if (is_equal(lse, nan_row)) {
-        spread_nan(count, s + r * stride);
-        spread_nan(count, ds + r * stride);
-        if constexpr (Gate::any) spread_nan(count, gate_slopes + at + r * stride);
-      }
+    if constexpr (!Gate::any && differentiates_rows<E>) {
+      for (index_t r = 0; plain && r < Rows; ++r)
+        operand<E>::differentiate_row(count, factor, lse_[first + r], delta_[first + r],
+                                      s + r * stride, ds + r * stride);
     }
-    if (softcap > 0) multiply_by_cap_slopes<Rows>(ds, count);
-    for (int r = 0; r < Rows; ++r) {
-      operand<E>::round_weights(r, count, s + r * stride);
-      operand<E>::round_weights(r, count, ds + r * stride);
-    }
+    if (!plain || Gate::any || !differentiates_rows<E>)
+      differentiate_rows<Rows>(first, base, count, factor, softcap, gate, s, ds, gate_slopes + at);
 
     if (wanted_.dq)
       add_to_rows<Rows>(first, keys, taken, slopes + (taken.begin - block.begin),
@@ -347,8 +343,34 @@ class gradient_tile : operand<E>::scope {
     return seen;
   }
 
-  /// Whether some lse of a strip (nan_row, above all) is so low that `lowest` times a factor may not
-  /// be below it: no less than 2^-60, and lowest is about -2^128.
+  /// Scores s and dP in slots [base, base + count) to P and dS, as accumulate takes them, and gates
+  /// to their gradients.
+  template <int Rows, class Gate>
+  void differentiate_rows(index_t first, [[maybe_unused]] index_t base, index_t count, A factor,
+                          A softcap, [[maybe_unused]] const Gate& gate, A* s, A* ds,
+                          [[maybe_unused]] A* gate_slopes) const {
+    for (index_t r = 0; r < Rows; ++r) {
+      const A lse = lse_[first + r], delta = delta_[first + r];
+      if constexpr (Gate::any)
+        gate.differentiate(first + r, limits_[first + r], base, count, lse, delta, s + r * stride,
+                           ds + r * stride, gate_slopes + r * stride);
+      else
+        differentiate_softmax<E>(count, factor, lse, delta, s + r * stride, ds + r * stride);
+      if (is_equal(lse, nan_row)) {
+        spread_nan(count, s + r * stride);
+        spread_nan(count, ds + r * stride);
+        if constexpr (Gate::any) spread_nan(count, gate_slopes + r * stride);
+      }
+    }
+    if (softcap > 0) multiply_by_cap_slopes<Rows>(ds, count);
+    for (int r = 0; r < Rows; ++r) {
+      operand<E>::round_weights(r, count, s + r * stride);
+      operand<E>::round_weights(r, count, ds + r * stride);
+    }
+  }
+
+  /// Whether some lse of a strip (nan_row, above all) is so low that `lowest` times a factor may
+  /// not be below it: the factor is above 2^-60, and lowest is about -2^128.
   template <int Rows>
   [[nodiscard]] bool any_low_row(index_t first) const noexcept {
     bool any = false;

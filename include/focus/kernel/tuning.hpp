@@ -115,6 +115,11 @@ struct tile_sizes<bfloat16> : tile_sizes<float> {
   /// Weights are rounded to bfloat16 for P V. The sum of them as they were gives the logsumexp;
   /// that of them as they are multiplied, padded_rows behind it, divides the output.
   static constexpr int row_sums = 2;
+  /// Backward, the scores and dP of a strip and its gradient_keys (2 x 32 x 128 x 4 bytes: 32 KiB)
+  /// are in L1 until they are weights. Those of 3 strips and 32 keys, transposed (6 KiB, in chunks
+  /// padded_rows x 64 bytes apart), and the sums of 32 keys x 32 columns (4 KiB) are there beside
+  /// 6 KiB of a panel of Q or dout.
+  static_assert(gradient_keys % strip_rows == 0);
   /// Of 32 rows and a window of 128 slots, a strip sees up to 192 slots, a row 160; and
   /// exponentials are most of the work.
   static constexpr bool rows_apart = true;
