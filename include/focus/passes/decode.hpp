@@ -114,8 +114,8 @@ class decode_run {
         packer_(scratch, needs_.packs ? workers : 0, tile_sizes<E>::block_keys, head_dim_,
                 value_dim_) {
     scratch_plan list;
-    listed_rows_ = list.add<const std::byte*>(listed_keys);
-    listed_queries_ = list.add<std::uint64_t>(listed_keys);
+    listed_rows_ = list.add<const std::byte*>(listed_keys + page_slots);
+    listed_queries_ = list.add<std::uint64_t>(listed_keys + page_slots);
     if (needs_.packs && cached_row<T>::is_quantised) {
       widened_keys_ = list.add<A>(tile_sizes<E>::block_keys * head_dim_);
       widened_values_ = list.add<A>(tile_sizes<E>::block_keys * value_dim_);

@@ -69,11 +69,12 @@ inline index_t most_page_runs(const cell_store& store) noexcept {
 inline index_t find_page_runs(const cell_store& store, const resolved_pattern& pattern,
                               const query_chunk& chunk, page_run* runs) noexcept {
   index_t count = 0;
+  const bool all_local = pattern.window >= 0 && pattern.window >= chunk.earliest;
   for (index_t c = 0; c < store.cells(); ++c) {
     const cached_cell& cell = store.cell(c);
     const index_t pages = cell.pages.size();
     if (pages == 0) continue;
-    if (store.is_mixed(c) || chunk.meeting(cell.mask) != 0) {
+    if (all_local || store.is_mixed(c) || chunk.meeting(cell.mask) != 0) {
       runs[count++] = {c, 0, pages};
       continue;
     }
@@ -105,10 +106,10 @@ inline index_t find_page_runs(const cell_store& store, const resolved_pattern& p
   return count;
 }
 
-/// A list of keys, each of which some query of a chunk sees.
+/// A list of keys, each of which some query of a chunk sees. There is room for a page more.
 struct seen_keys {
   const std::byte** rows;  // of kv head 0
-  std::uint64_t* queries;  // who sees it, a bit each; not written for a chunk of one query
+  std::uint64_t* queries;  // who sees it, a bit each; of no meaning for a chunk of one query
   index_t size = 0;
   bool all_see_all = true;
 
@@ -117,6 +118,26 @@ struct seen_keys {
     queries[size++] = by;
   }
 };
+
+/// Adds the keys of a page that the only query of a chunk sees: without a branch, for masks are as
+/// good as random.
+inline void list_seen_by_one(const resolved_pattern& pattern, const query_chunk& chunk,
+                             const page_header& tokens, index_t there, const std::byte* row,
+                             index_t row_bytes, seen_keys& list) noexcept {
+  const index_t position = chunk.position(0);
+  const group_mask mask = chunk.mask(0);
+  const index_t local_begin = pattern.window < 0 ? pattern.n_k : position - pattern.window;
+  const index_t local_end = position + (pattern.causal || pattern.window < 0 ? 0 : pattern.window);
+  const index_t last = pattern.causal ? position : pattern.n_k;
+  for (index_t slot = 0; slot < there; ++slot, row += row_bytes) {
+    const index_t key = tokens.position[slot];
+    const bool local = (key >= local_begin) & (key <= local_end);
+    const bool seen =
+        (((tokens.mask[slot] & mask) != 0) | local | (key < pattern.sinks)) & (key <= last);
+    list.rows[list.size] = row;
+    list.size += seen;
+  }
+}
 
 /// Adds the keys of some pages of a cell to the list.
 inline void list_seen_keys(const cell_store& store, const resolved_pattern& pattern,
@@ -171,6 +192,10 @@ inline void list_seen_keys(const cell_store& store, const resolved_pattern& patt
       continue;
     }
     const page_header& tokens = store.header(page);
+    if (chunk.count == 1) {
+      list_seen_by_one(pattern, chunk, tokens, there, row, store.row_bytes(), list);
+      continue;
+    }
     for (index_t slot = 0; slot < there; ++slot, row += store.row_bytes()) {
       const index_t key = tokens.position[slot];
       const std::uint64_t group = mixed ? chunk.meeting(tokens.mask[slot]) : meeting;
