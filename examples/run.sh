@@ -77,15 +77,20 @@ else
   set -- "$routers/smollm2-135m.k8.safetensors" "$routers/smollm2-135m.k16.safetensors"
 fi
 
+router=$1
 say "what a layer's groups are made of"
-"$program" groups --model "$model" --text "$data/emma.txt" --router "$1" --layer 4 --tokens 8 --windows 4
+"$program" groups --model "$model" --text "$data/emma.txt" --router "$router" --layer 4 --tokens 8 --windows 4
 
 say "reading Persuasion"
-for router; do
+for each; do
   shift
-  set -- "$@" --router "$router"
+  set -- "$@" --router "$each"
 done
 "$program" perplexity --model "$model" --text "$data/persuasion.txt" --context 2048 "$@" \
   --top-k 1,2:1 --window 128 --sinks 1 --json "$data/persuasion.json"
+
+say "going on with it: from 2048 tokens, with Focus attention over KV caches"
+"$program" generate --model "$model" --prompt-file "$data/persuasion.txt" --prompt-tokens 2048 --tokens 48 \
+  --attention focus --router "$router"
 
 say "more: $program --help, and examples/language_model/README.md"

@@ -223,6 +223,33 @@ TEST_CASE("a cache is as before when memory runs out or a body throws") {
   }
 }
 
+TEST_CASE("copies and moves: what fails changes nothing, what is left is empty") {
+  const token_rows<> rows(2, 300, 4, 4, grouping::scattered, 9, 2);
+  focus::kv_cache<float> cache(2, 4, 4), other(2, 4, 4);
+  append(cache, rows, 0, 300);
+  append(other, rows, 0, 7);
+  for (long allowed = 0;; ++allowed) {
+    bool failed = false;
+    allocations_left = allowed;
+    try {
+      other = cache;
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    allocations_left = -1;
+    REQUIRE(holds(other, rows, failed ? 7 : 300));
+    REQUIRE(holds(cache, rows, 300));
+    if (!failed) break;
+  }
+  focus::kv_cache<float> moved = std::move(other);
+  CHECK(holds(moved, rows, 300));
+  CHECK(other.size() == 0);  // NOLINT: what is left can be used
+  append(other, rows, 0, 50);
+  CHECK(holds(other, rows, 50));
+  moved = std::move(other);
+  CHECK(holds(moved, rows, 50));
+}
+
 TEST_CASE("an append allocates now and then, and not again what was truncated") {
   const token_rows<> rows(2, 2000, 8, 8, grouping::balanced, 8, 1);
   focus::kv_cache<float> cache(2, 8, 8);

@@ -49,6 +49,35 @@ class cell_store {
         row_bytes_(row_bytes),
         pool_(static_cast<index_t>(sizeof(page_header)) + kv_heads * head_bytes_) {}
 
+  cell_store(const cell_store&) = default;
+  /// `other` is empty afterwards.
+  cell_store(cell_store&& other) noexcept
+      : head_bytes_(other.head_bytes_), row_bytes_(other.row_bytes_), pool_(other.pool_.page_bytes()) {
+    swap(other);
+  }
+  /// Where a copy cannot be made, this is as before.
+  cell_store& operator=(const cell_store& other) {
+    cell_store copy(other);
+    swap(copy);
+    return *this;
+  }
+  cell_store& operator=(cell_store&& other) noexcept {
+    cell_store moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
+  ~cell_store() = default;
+  void swap(cell_store& other) noexcept {
+    std::swap(head_bytes_, other.head_bytes_);
+    std::swap(row_bytes_, other.row_bytes_);
+    std::swap(size_, other.size_);
+    std::swap(used_pages_, other.used_pages_);
+    pool_.swap(other.pool_);
+    cells_.swap(other.cells_);
+    masks_.swap(other.masks_);
+    std::swap(mixed_, other.mixed_);
+  }
+
   /// Tokens in it.
   [[nodiscard]] index_t size() const noexcept { return size_; }
   /// Cells, with the mixed one, which is the last.

@@ -28,7 +28,12 @@ class page_pool {
     first_free_ = other.first_free_;
   }
   page_pool(page_pool&& other) noexcept : page_pool(other.page_bytes_) { swap(other); }
-  page_pool& operator=(page_pool other) noexcept {
+  page_pool& operator=(const page_pool& other) {
+    page_pool copy(other);
+    swap(copy);
+    return *this;
+  }
+  page_pool& operator=(page_pool&& other) noexcept {
     swap(other);
     return *this;
   }
@@ -55,6 +60,7 @@ class page_pool {
   }
 
   [[nodiscard]] std::byte* operator[](index_t page) const noexcept { return addresses_[page]; }
+  [[nodiscard]] index_t page_bytes() const noexcept { return page_bytes_; }
   [[nodiscard]] index_t pages() const noexcept { return addresses_.size(); }
   /// Bytes of all pages, whether taken or not.
   [[nodiscard]] index_t bytes() const noexcept { return pages() * page_bytes_; }
