@@ -4,6 +4,7 @@
 // The order is the method's, not the alphabet's.
 // clang-format off
 #include "focus/config.hpp"            // version, instruction set
+#include "focus/team.hpp"              // an engine's threads, each of which calls, as an executor
 
 // hidden states to groups
 #include "focus/centroids.hpp"         // centroid scores S = (H W_g) C^T                   Eq. 1
