@@ -254,6 +254,7 @@ all_tiers() {
   tier "GCC, AVX-512" avx512 "$avx512" "${avx512_tests[@]}" "${quick[@]}"
   tier "Clang, AVX-512" clang-avx512 "$avx512" focus_kernel_tests kernel "${quick[@]}"
   tier "Thread sanitizer" tsan "$avx2" focus_race_tests race "${quick[@]}"
+  tier "Clients" clients "$any" focus_clients clients
   tier_of with_compiler "$newest" test_tier "Newest Clang, AVX2" newest "$avx2" focus_newest_tests "quick|finite_math"
   tier_of build_tier "Warnings of GCC" warnings focus_warnings
   # The last that knows AVX-512 in vectors of 256 bits.
