@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -128,10 +127,11 @@ class cached_row {
     // Numbers that are too small for their inverse count as 0.
     const bool any = largest > most / (std::numeric_limits<float>::max)();
     const float to_steps = any ? most / largest : 0;
-    for (index_t c = 0; c < width; ++c)
-      to[c] = any ? static_cast<std::int8_t>(
-                        std::lrint(static_cast<float>(detail::widen(from[c])) * to_steps))
-                  : std::int8_t{0};
+    for (index_t c = 0; c < width; ++c) {
+      const float x = any ? static_cast<float>(detail::widen(from[c])) * to_steps : 0.0f;
+      // Half a step further from 0, the rest cut off: compilers make vectors of it.
+      to[c] = static_cast<std::int8_t>(static_cast<std::int32_t>(x + (x < 0 ? -0.5f : 0.5f)));
+    }
     if (!finite) return std::numeric_limits<float>::quiet_NaN();
     return any ? largest / most : 0;
   }

@@ -22,7 +22,7 @@ namespace detail {
 class mask_table {
  public:
   void clear() {
-    if (slots_.size() == 0) slots_.resize(first_capacity);
+    if (slots_.empty()) slots_.resize(first_capacity);
     masks_.clear();
     seed_ = 0, most_probes_ = first_most_probes;
     empty_slots();
