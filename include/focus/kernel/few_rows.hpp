@@ -66,37 +66,38 @@ FOCUS_ALWAYS_INLINE vec<A> sum_each(array_of<vec<A>, vec<A>::width>& x) {
   }
 }
 
-/// Keys of one kv head: where their rows are. Format: how K and V lie in a row, as cached_row.
+/// Some keys of one kv head: where their rows are. Format: how K and V lie in a row, as cached_row.
 template <class Format>
 struct key_rows {
   using value_type = typename Format::value_type;
   static constexpr bool is_quantised = Format::is_quantised;
 
   const Format* format;
-  const std::byte* const* rows;  // of kv head 0
-  index_t head_offset;           // from there to this head's
+  const std::byte* const* rows;  // [count], of kv head 0
+  index_t count;
+  index_t head_offset;  // from there to this head's
 
   [[nodiscard]] const std::byte* row(index_t j) const noexcept { return rows[j] + head_offset; }
   [[nodiscard]] const value_type* key(index_t j) const noexcept { return format->key(row(j)); }
   [[nodiscard]] const value_type* value(index_t j) const noexcept { return format->value(row(j)); }
 };
 
-/// Scratch memory of few_rows, of all workers.
+/// Scratch memory of few_rows, of all workers: for so many rows of each of so many kv heads.
 template <class A>
 class few_rows_layout {
  public:
-  few_rows_layout(scratch_plan& plan, index_t workers, index_t rows, index_t head_dim,
-                  index_t value_dim)
+  few_rows_layout(scratch_plan& plan, index_t workers, index_t heads, index_t rows,
+                  index_t head_dim, index_t value_dim)
       : head_dim_(head_dim),
         value_dim_(value_dim),
         depth_(round_up(head_dim, vec<A>::width)),
         acc_stride_(round_up(value_dim, vec<A>::width)) {
     constexpr index_t stride = few_rows_sizes<A>::score_stride;
     scratch_plan one;
-    queries_ = one.add<A>(rows * depth_);
-    acc_ = one.add<A>(rows * acc_stride_);
-    top_ = one.add<A>(rows);
-    sum_ = one.add<A>(rows);
+    queries_ = one.add<A>(heads * rows * depth_);
+    acc_ = one.add<A>(heads * rows * acc_stride_);
+    top_ = one.add<A>(heads * rows);
+    sum_ = one.add<A>(heads * rows);
     rescale_ = one.add<A>(rows);
     scores_ = one.add<A>(rows * stride);
     scales_ = one.add<A>(2 * stride);
@@ -111,7 +112,7 @@ class few_rows_layout {
   worker_scratch rows_;
 };
 
-/// The running softmax of a few query rows of one kv head, in the scratch memory of one worker.
+/// The running softmax of a few query rows of some kv heads, in the scratch memory of one worker.
 template <class A>
 class few_rows {
   using sizes = few_rows_sizes<A>;
@@ -153,30 +154,30 @@ class few_rows {
     }
   }
 
-  /// Adds `count` keys to the running softmax.
+  /// Rows [first, first + count) of these: those of one kv head.
+  [[nodiscard]] few_rows part(index_t first, index_t count) const noexcept {
+    few_rows some = *this;
+    some.queries_ += first * depth_;
+    some.acc_ += first * acc_stride_;
+    some.top_ += first;
+    some.sum_ += first;
+    some.rows_ = count;
+    return some;
+  }
+
+  /// Adds a block of keys, at most block_keys, to the running softmax of all rows.
+  /// @param next     what will be used after it, and is asked for on the way; may be none
   /// @param seen_by  null, or of each key the rows that see it: bit r / rows_a_query for row r
-  template <class Keys>
-  void attend(const Keys& keys, index_t count, const std::uint64_t* seen_by, index_t rows_a_query,
-              A softcap) {
-    for (index_t first = 0; first < count; first += sizes::block_keys)
-      attend_block(keys, first, (std::min<index_t>)(sizes::block_keys, count - first), count,
-                   seen_by == nullptr ? nullptr : seen_by + first, rows_a_query, softcap);
-  }
-
-  /// The running softmax of row r: its accumulator [value_dim], and the rest.
-  [[nodiscard]] const A* accumulator(index_t r) const noexcept { return acc_ + r * acc_stride_; }
-  [[nodiscard]] row_softmax<A> softmax(index_t r) const noexcept {
-    return {top_[r], sum_[r], sum_[r]};
-  }
-
- private:
-  template <class Keys>
-  void attend_block(const Keys& keys, index_t first, index_t count, index_t all,
-                    const std::uint64_t* seen_by, index_t rows_a_query, A softcap) {
-    const index_t padded = round_up(count, lanes);
-    for_rows(0, rows_,
-             [&](auto rows, index_t r) { score<rows()>(keys, first, count, r == 0 ? all : 0, r); });
-    if constexpr (Keys::is_quantised) scale_scores(keys, first, count);
+  template <class Format>
+  void attend(const key_rows<Format>& keys, const key_rows<Format>& next,
+              const std::uint64_t* seen_by, index_t rows_a_query, A softcap) {
+    const index_t count = keys.count, padded = round_up(count, lanes);
+    const key_rows<Format> none{keys.format, nullptr, 0, 0};
+    const auto next_of = [&](index_t r) -> const key_rows<Format>& {
+      return r == 0 ? next : none;
+    };
+    for_rows(0, rows_, [&](auto rows, index_t r) { score<rows()>(keys, next_of(r), r); });
+    if constexpr (Format::is_quantised) scale_scores(keys);
     for (index_t r = 0; r < rows_; ++r) {
       A* const row = scores_ + r * stride;
       if (softcap > 0) cap(row, count, softcap);
@@ -186,21 +187,27 @@ class few_rows {
             seen_by, std::uint64_t{1} << static_cast<int>(r / rows_a_query), count, row);
       weigh(r, padded);
     }
-    if constexpr (Keys::is_quantised) scale_weights(padded);
+    if constexpr (Format::is_quantised) scale_weights(padded);
     if (seen_by == nullptr) {
       for_rows(0, rows_, [&](auto rows, index_t r) {
-        accumulate<rows(), false>(keys, first, count, r == 0 ? all : 0, nullptr, 0, r);
+        accumulate<rows(), false>(keys, next_of(r), nullptr, 0, r);
       });
     } else {
       for (index_t q = 0; q * rows_a_query < rows_; ++q)
         for_rows(q * rows_a_query, (q + 1) * rows_a_query, [&](auto rows, index_t r) {
-          accumulate<rows(), true>(keys, first, count, r == 0 ? all : 0, seen_by,
-                                   static_cast<int>(q), r);
+          accumulate<rows(), true>(keys, next_of(r), seen_by, static_cast<int>(q), r);
         });
     }
   }
 
-  /// Asks for elements that come a block later, into L2: L1 is full of what is being multiplied.
+  /// The running softmax of row r: its accumulator [value_dim], and the rest.
+  [[nodiscard]] const A* accumulator(index_t r) const noexcept { return acc_ + r * acc_stride_; }
+  [[nodiscard]] row_softmax<A> softmax(index_t r) const noexcept {
+    return {top_[r], sum_[r], sum_[r]};
+  }
+
+ private:
+  /// Asks for elements that come next, into L2: L1 is full of what is being multiplied.
   template <class T>
   FOCUS_ALWAYS_INLINE static void ask_for([[maybe_unused]] const T* from,
                                           [[maybe_unused]] index_t count) noexcept {
@@ -221,21 +228,18 @@ class few_rows {
     if (r < end) f(std::integral_constant<int, 1>{}, r);
   }
 
-  /// Scores of rows r ... with keys first ... Asks on the way for rows that come a block later,
-  /// up to `all`.
+  /// Scores of rows r ... with the keys of a block. Asks on the way for those of the next.
   template <int Rows, class Keys>
-  FOCUS_NOINLINE void score(const Keys& keys, index_t first, index_t count, index_t all,
-                            index_t r) {
+  FOCUS_NOINLINE void score(const Keys& keys, const Keys& next, index_t r) {
     using T = typename Keys::value_type;
     constexpr int sums = sizes::sums, at_once = sums / Rows;
+    const index_t count = keys.count;
     const A* const query = queries_ + r * depth_;
     for (index_t j = 0; j < count; j += at_once) {
       const T* key[static_cast<std::size_t>(at_once)];
-      for (int k = 0; k < at_once; ++k)
-        key[k] = keys.key(first + (std::min<index_t>)(j + k, count - 1));
-      for (index_t k = first + j + sizes::block_keys;
-           k < (std::min)(first + j + sizes::block_keys + at_once, all); ++k)
-        ask_for(keys.key(k), head_dim_);
+      for (int k = 0; k < at_once; ++k) key[k] = keys.key((std::min<index_t>)(j + k, count - 1));
+      for (index_t k = j; k < (std::min)(j + at_once, next.count); ++k)
+        ask_for(next.key(k), head_dim_);
 
       array_of<vec<A>, sums> sum;
       static_for<sums>([&](auto s) FOCUS_LAMBDA_INLINE { sum[s] = vec<A>::zero(); });
@@ -295,11 +299,11 @@ class few_rows {
 
   /// Of 8-bit numbers: scores times the scales of their keys; those of values for scale_weights.
   template <class Keys>
-  void scale_scores(const Keys& keys, index_t first, index_t count) {
+  void scale_scores(const Keys& keys) {
     A *const key_scale = scales_, *const value_scale = scales_ + stride;
-    const index_t padded = round_up(count, lanes);
+    const index_t padded = round_up(keys.count, lanes);
     for (index_t j = 0; j < padded; ++j) {
-      const auto s = keys.format->scales(keys.row(first + (std::min)(j, count - 1)));
+      const auto s = keys.format->scales(keys.row((std::min)(j, keys.count - 1)));
       key_scale[j] = s.key;
       value_scale[j] = s.value;
     }
@@ -320,8 +324,8 @@ class few_rows {
   /// acc = rescale * acc + weights * values, for rows r ...; where some keys are hidden, by query
   /// `query`'s bits. Asks for rows as score does.
   template <int Rows, bool Some, class Keys>
-  FOCUS_NOINLINE void accumulate(const Keys& keys, index_t first, index_t count, index_t all,
-                                 const std::uint64_t* seen_by, int query, index_t r) {
+  FOCUS_NOINLINE void accumulate(const Keys& keys, const Keys& next, const std::uint64_t* seen_by,
+                                 int query, index_t r) {
     using T = typename Keys::value_type;
     constexpr int vectors = sizes::value_vectors;
     const auto columns = [&](auto width, index_t c, auto&& load) FOCUS_LAMBDA_INLINE {
@@ -333,12 +337,11 @@ class few_rows {
           sum[i][v] = vec<A>::load(acc_ + (r + i) * acc_stride_ + c + v * lanes) * factor;
         });
       });
-      for (index_t j = 0; j < count; ++j) {
+      for (index_t j = 0; j < keys.count; ++j) {
+        if (j < next.count) ask_for(next.value(j) + c, v_count * lanes);
         if constexpr (Some)
           if ((seen_by[j] >> query & 1) == 0) continue;
-        const T* const value = keys.value(first + j) + c;
-        if (first + j + sizes::block_keys < all)
-          ask_for(keys.value(first + j + sizes::block_keys) + c, v_count * lanes);
+        const T* const value = keys.value(j) + c;
         array_of<vec<A>, v_count> x;
         static_for<v_count>([&](auto v) FOCUS_LAMBDA_INLINE { x[v] = load(value + v * lanes); });
         static_for<Rows>([&](auto i) FOCUS_LAMBDA_INLINE {

@@ -108,8 +108,8 @@ class decode_run {
         runs_(scratch.add<page_run>(needs_.runs)),
         state_acc_(scratch.add<A>(needs_.states * value_dim_ + vec<A>::width)),
         state_rest_(scratch.add<row_softmax<A>>(needs_.states)),
-        few_rows_(scratch, needs_.few_rows > 0 ? workers : 0, needs_.few_rows, head_dim_,
-                  value_dim_),
+        few_rows_(scratch, needs_.few_rows > 0 ? workers : 0, sequences[0].cache->kv_heads(),
+                  needs_.few_rows, head_dim_, value_dim_),
         tiles_(scratch, needs_.packs ? workers : 0, head_dim_, value_dim_),
         packer_(scratch, needs_.packs ? workers : 0, tile_sizes<E>::block_keys, head_dim_,
                 value_dim_) {
@@ -327,20 +327,33 @@ class decode_run {
     const query_chunk queries = queries_of(memory, job);
     const seen_keys list = list_keys(memory, job, queries, split * job.split_pages,
                                      (std::min)((split + 1) * job.split_pages, job.pages), worker);
-    const index_t group = shape.group();
+    const index_t group = shape.group(), rows_a_head = job.queries * group;
+    const auto head_of = [&](index_t r) {
+      return (first_head + r / rows_a_head) * group + r % group;
+    };
+    const auto query_of = [&](index_t r) {
+      return queries.order[r % rows_a_head / group];
+    };
     few_rows<A> rows(memory, few_rows_, worker);
-    for (index_t kv = first_head; kv < end_head; ++kv) {
-      rows.begin(job.queries * group, query_factor(score_), [&](index_t r) {
-        return s.q.row(kv * group + r % group, queries.order[r / group]);
-      });
-      const key_rows<cached_row<T>> keys{&cache_access::row(*s.cache), list.rows,
-                                         kv * store_of(job.sequence).head_bytes()};
-      rows.attend(keys, list.size, list.all_see_all ? nullptr : list.queries, group,
-                  score_.softcap);
-      for (index_t r = 0; r < rows.rows(); ++r)
-        finish(memory, job, kv, split, r, rows.accumulator(r), rows.softmax(r),
-               kv * group + r % group, queries.order[r / group]);
-    }
+    rows.begin((end_head - first_head) * rows_a_head, query_factor(score_),
+               [&](index_t r) { return s.q.row(head_of(r), query_of(r)); });
+    // The heads of a page lie side by side: all have a block of keys before the next one comes.
+    constexpr index_t most = few_rows_sizes<A>::block_keys;
+    const auto block_of = [&](index_t first, index_t kv) -> key_rows<cached_row<T>> {
+      return {&cache_access::row(*s.cache), list.rows + first,
+              std::clamp<index_t>(list.size - first, 0, most),
+              kv * store_of(job.sequence).head_bytes()};
+    };
+    for (index_t first = 0; first < list.size; first += most)
+      for (index_t kv = first_head; kv < end_head; ++kv)
+        rows.part((kv - first_head) * rows_a_head, rows_a_head)
+            .attend(
+                block_of(first, kv),
+                kv + 1 < end_head ? block_of(first, kv + 1) : block_of(first + most, first_head),
+                list.all_see_all ? nullptr : list.queries + first, group, score_.softcap);
+    for (index_t r = 0; r < rows.rows(); ++r)
+      finish(memory, job, first_head + r / rows_a_head, split, r % rows_a_head, rows.accumulator(r),
+             rows.softmax(r), head_of(r), query_of(r));
   }
 
   /// A task: one split for some query heads of a kv head, whose keys are packed block by block.
@@ -363,8 +376,9 @@ class decode_run {
           list_keys(memory, job, queries, page, (std::min)(page + packed_pages, end), worker);
       if (list.size == 0) continue;
       pack(memory,
-           {&cache_access::row(*s.cache), list.rows, kv * store_of(job.sequence).head_bytes()},
-           list.size, worker);
+           {&cache_access::row(*s.cache), list.rows, list.size,
+            kv * store_of(job.sequence).head_bytes()},
+           worker);
       for (index_t r = 0; r < tile.rows(); ++r) tile.limit(r) = {0, list.size};
       const packed_keys<E> keys = packer_.head(memory, worker);
       if (list.all_see_all)
@@ -377,8 +391,9 @@ class decode_run {
              queries.order[r / heads]);
   }
 
-  void pack(const scratch_memory& memory, const key_rows<cached_row<T>>& keys, index_t count,
+  void pack(const scratch_memory& memory, const key_rows<cached_row<T>>& keys,
             index_t worker) const {
+    const index_t count = keys.count;
     if constexpr (cached_row<T>::is_quantised) {
       const scratch_block own = lists_.of(memory, worker);
       A *const k = own[widened_keys_], *const v = own[widened_values_];
