@@ -52,7 +52,9 @@ class cell_store {
   cell_store(const cell_store&) = default;
   /// `other` is empty afterwards.
   cell_store(cell_store&& other) noexcept
-      : head_bytes_(other.head_bytes_), row_bytes_(other.row_bytes_), pool_(other.pool_.page_bytes()) {
+      : head_bytes_(other.head_bytes_),
+        row_bytes_(other.row_bytes_),
+        pool_(other.pool_.page_bytes()) {
     swap(other);
   }
   /// Where a copy cannot be made, this is as before.
