@@ -33,6 +33,12 @@ struct tile {
 };
 inline thread_local tile tiles[8];
 
+/// Instructions of the calling thread so far: what a kernel costs where no processor tells.
+struct tile_counts {
+  std::int64_t zeros = 0, loads = 0, stream_loads = 0, stores = 0, products = 0;
+};
+inline thread_local tile_counts counts;
+
 [[noreturn]] inline void fault(const char* what) {
   std::fprintf(stderr, "emulated AMX: %s\n", what);
   std::abort();
@@ -67,19 +73,35 @@ inline void load_config(const void* from) {
   }
 }
 
-inline void zero(int number) {
+inline void clear(int number) {
   std::memset(configured(number).data, 0, sizeof tile::data);
 }
 
-inline void load(int number, const void* from, long stride) {
-  zero(number);
+inline void zero(int number) {
+  ++counts.zeros;
+  clear(number);
+}
+
+inline void fill(int number, const void* from, long stride) {
+  clear(number);
   tile& t = configured(number);
   for (int r = 0; r < t.rows; ++r)
     std::memcpy(t.data[r], static_cast<const char*>(from) + r * stride,
                 static_cast<std::size_t>(t.row_bytes));
 }
 
+inline void load(int number, const void* from, long stride) {
+  ++counts.loads;
+  fill(number, from, stride);
+}
+
+inline void stream_load(int number, const void* from, long stride) {
+  ++counts.stream_loads;
+  fill(number, from, stride);
+}
+
 inline void store(int number, void* to, long stride) {
+  ++counts.stores;
   const tile& t = configured(number);
   for (int r = 0; r < t.rows; ++r)
     std::memcpy(static_cast<char*>(to) + r * stride, t.data[r],
@@ -114,6 +136,7 @@ __attribute__((noinline)) inline void multiply(tile& c, const tile& a, const til
 }
 
 inline void dot_products(int to, int left, int right) {
+  ++counts.products;
   tile &c = configured(to), &a = configured(left), &b = configured(right);
   if (to == left || to == right || left == right) fault("a tile is used twice");
   if (c.rows != a.rows || c.row_bytes != b.row_bytes || a.row_bytes != 4 * b.rows ||
@@ -184,7 +207,7 @@ __attribute__((noinline)) V add_dot_products(const V& sums, const __m512bh& left
 #undef _tile_loadd
 #define _tile_loadd(number, from, stride) focus_test::amx::load(number, from, stride)
 #undef _tile_stream_loadd
-#define _tile_stream_loadd(number, from, stride) focus_test::amx::load(number, from, stride)
+#define _tile_stream_loadd(number, from, stride) focus_test::amx::stream_load(number, from, stride)
 #undef _tile_stored
 #define _tile_stored(number, to, stride) focus_test::amx::store(number, to, stride)
 #undef _tile_dpbf16ps
@@ -194,6 +217,7 @@ __attribute__((noinline)) V add_dot_products(const V& sums, const __m512bh& left
 #undef _mm512_dpbf16_ps
 #define _mm512_dpbf16_ps(sums, left, right) focus_test::amx::add_dot_products(sums, left, right)
 
+#define FOCUS_TEST_COUNTS_TILES 1
 #define __AMX_TILE__ 1
 #define __AMX_BF16__ 1
 #define __AVX512BF16__ 1
