@@ -1,5 +1,5 @@
-// How many tile instructions a unit of 32 queries by 64 keys takes in AMX, counted by the emulation:
-// a price that needs no such processor.
+// How many tile instructions a unit of 32 queries by 64 keys takes in AMX, counted by the
+// emulation: a price that needs no such processor.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
